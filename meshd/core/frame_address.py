@@ -15,7 +15,7 @@ import msgspec
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 FrameResult = Literal["hit", "joined", "miss"]
 READY = FrameTiming()
@@ -87,12 +87,20 @@ Address = FrameAddress | RowsAddress
 AnyFrameAddress = Address | PartAddress | DerivedAddress | BlockAddress
 
 
+class FrameBlock(msgspec.Struct, frozen=True):
+    """Memory that several frames are in: a number, unique in the process that made them, and its bytes."""
+
+    number: int
+    size: int
+
+
 @dataclass(slots=True)
 class Frame:
     """A finished frame: `size` bytes in the memfd `fd`, which the receiver closes. Never written again.
 
     `owner` keeps the memory accounted for while it lives; `done` is called once when the receiver has
-    finished with it. `took`: how long it took to make, if the receiver waited for that.
+    finished with it. `took`: how long it took to make, if the receiver waited for that. `block`: the memory
+    that it shares with other frames, if it does; it then begins at `offset`, a multiple of a page.
     """
 
     fd: int
@@ -102,6 +110,8 @@ class Frame:
     owner: object = None
     done: Callable[[], None] | None = None
     took: FrameTiming = READY
+    offset: int = 0
+    block: FrameBlock | None = None
 
     def close(self) -> None:
         """Closes the descriptor. Idempotent."""
@@ -111,6 +121,12 @@ class Frame:
         self.fd, self.owner = -1, None
         if self.done is not None:
             self.done()
+
+
+def common_block(frames: Sequence[Frame]) -> FrameBlock | None:
+    """Returns the memory that all of these frames of one reply are in; None if there is no such block."""
+    block = frames[0].block
+    return block if all(frame.block == block for frame in frames) else None
 
 
 class FrameSource(Protocol):

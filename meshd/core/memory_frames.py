@@ -1,25 +1,31 @@
 """Frames in shared memory: a writable memfd while it is filled, and sealed afterwards.
 
 Invariant: a descriptor is closed exactly once, when its last owner in this process releases it. A sealed
-memfd keeps its size and content for good, for every process that holds a descriptor.
+memfd keeps its size and content for good, for every process that holds a descriptor. Frames that are made
+together may share one, as a block: its memory is released, and no longer counts, with the last of them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
+import mmap
 import os
 import weakref
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.frame_address import READY, Frame
+from meshd.core.frame_address import READY, Frame, FrameBlock
 from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from meshd.core.api_errors import BatchError
     from meshd.core.frame_address import FrameResult
 
+_BLOCKS: Final = itertools.count(1)
 _CONTENT: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 
 
@@ -78,8 +84,10 @@ class MemoryFrame:
 
     They count in `memory` as long as anything refers to them: the maker, the cache, or a handle that is not
     closed. `bad`: rows whose own sample is bad, without padding; `complaint`: the error to raise if they are
-    too many; `took`: how long the frame took to make.
+    too many; `took`: how long the frame took to make; `offset`: where it begins in the file `fd`.
     """
+
+    offset = 0
 
     def __init__(self, size: int, memory: MemoryAccount) -> None:
         self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -107,12 +115,52 @@ class MemoryFrame:
 
     def hand_out(self, result: FrameResult) -> Frame:
         """Returns a handle with its own descriptor. From then on nothing can write the frame."""
-        if not self._sealed:
-            seal(self.fd)  # a frame that cannot be sealed is sent instead of shared
-            self._sealed = True
+        self.finish()
         took = READY if result == "hit" else self.took
         return Frame(os.dup(self.fd), self.size, self.rows, result, self, took=took)
+
+    def finish(self) -> None:
+        """Seals the frame; one that cannot be sealed is sent instead of shared."""
+        if not self._sealed:
+            seal(self.fd)
+            self._sealed = True
 
     def close(self) -> None:
         """Releases the memory now if no other holder has a descriptor. Idempotent."""
         self._finalizer()
+
+
+class BlockFrame(MemoryFrame):
+    """A frame in the memory of a block, which lives as long as one of its frames."""
+
+    def __init__(self, whole: MemoryFrame, block: FrameBlock, offset: int, size: int) -> None:
+        self.fd, self.size, self.offset = whole.fd, size, offset
+        self.rows = self.bad = 0
+        self.complaint, self.took = None, READY
+        self._whole, self._number = whole, block
+
+    @property
+    def owner(self) -> str:
+        return self._whole.owner
+
+    def grow(self, size: int) -> None:
+        raise NotImplementedError("the frames of a block keep their sizes")
+
+    def hand_out(self, result: FrameResult) -> Frame:
+        self._whole.finish()
+        took, at = READY if result == "hit" else self.took, self.offset
+        return Frame(
+            os.dup(self.fd), self.size, self.rows, result, self, took=took, offset=at, block=self._number
+        )
+
+    def close(self) -> None:
+        """Do nothing: the memory is released with the last frame of the block."""
+
+
+def make_block(sizes: Sequence[int], memory: MemoryAccount) -> list[BlockFrame]:
+    """Returns frames of these sizes, one after the other in one block of memory, each at a page boundary."""
+    pages = (-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)
+    *offsets, end = itertools.accumulate(pages, initial=0)
+    whole = MemoryFrame(end, memory)
+    block = FrameBlock(next(_BLOCKS), end)
+    return [BlockFrame(whole, block, offset, size) for offset, size in zip(offsets, sizes, strict=True)]

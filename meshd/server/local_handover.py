@@ -17,6 +17,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from meshd.core.frame_address import common_block
 from meshd.core.memory_frames import is_sealed
 from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
@@ -91,20 +92,26 @@ class LocalFrameService:
         """The header that tells jobs where to fetch frames."""
         return LOCAL_HANDOVER_HEADER, self.location.to_header()
 
-    def offer_frame(self, frame: Frame, asked: str) -> HandoverTicket | None:
-        """Take over a frame that is fetched by ticket. Returns None if its bytes must be sent: the client did
-        not ask for local handover, the frame is small, its memory cannot be shared, or too much is handed
-        out."""
-        return self.offer_frames((frame,), asked)
+    def offer_frame(self, frame: Frame, asked: str, *, blocks: bool = False) -> HandoverTicket | None:
+        """Take over a frame that is fetched by ticket; `blocks`: whether the client accepts frames in a block
+        of memory. Returns None if its bytes must be sent: the client did not ask for local handover, the
+        frame is small, its memory cannot be shared, or too much is handed out."""
+        return self.offer_frames((frame,), asked, blocks=blocks)
 
-    def offer_frames(self, frames: Sequence[Frame], asked: str) -> HandoverTicket | None:
+    def offer_frames(
+        self, frames: Sequence[Frame], asked: str, *, blocks: bool = False
+    ) -> HandoverTicket | None:
         """Take over frames that are fetched together by one ticket; as `offer_frame`."""
         size = sum(frame.size for frame in frames)
         if asked != self.location.id or size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
             return None
-        if any(
-            frame.size < MIN_SERIES_FRAME_BYTES or not is_sealed(frame.fd, frame.size) for frame in frames
-        ):
+        if any(frame.size < MIN_SERIES_FRAME_BYTES for frame in frames):
+            return None
+        if any(frame.block for frame in frames):
+            block = common_block(frames)
+            if not blocks or block is None or not is_sealed(frames[0].fd, block.size):
+                return None
+        elif not all(is_sealed(frame.fd, frame.size) for frame in frames):
             return None
         who = current_tenant()
         if not self._entered(who, size):
@@ -159,7 +166,8 @@ class LocalFrameService:
             return
         held.timer.cancel()
         try:
-            right = array.array("i", [frame.fd for frame in held.frames])
+            shared = held.frames[:1] if common_block(held.frames) else held.frames
+            right = array.array("i", [frame.fd for frame in shared])
             sock.sendmsg([b"!"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, right)])
             await loop.sock_recv(sock, 1)  # the client sends nothing more: this returns when it closes
         finally:

@@ -64,7 +64,7 @@ async def frame_groups(
         if frame.size != size:
             raise S3Error("InternalError", f"a frame has {frame.size} bytes instead of the expected {size}.")
         for at in range(offset, offset + length, _GROUP):
-            yield (Span(frame.fd, at, min(_GROUP, offset + length - at)),)
+            yield (Span(frame.fd, frame.offset + at, min(_GROUP, offset + length - at)),)
     finally:
         frame.close()
 

@@ -10,10 +10,9 @@ It runs in the coordinator; HTTP workers request frames with `assembler_client`.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, OrderedDict
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -22,6 +21,7 @@ from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_ro
 from meshd.batches.assembly.column_copies import FEWEST_ROWS, block_fields
 from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, block_metadata, metadata_of
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
+from meshd.batches.assembly.frame_cache import FrameCache
 from meshd.batches.assembly.frame_rows import (
     RowLookup,
     count_rows,
@@ -77,8 +77,7 @@ MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built al
 COPIED_ROWS = 32  # rows copied as arrays that count as one
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
-
-K = TypeVar("K")
+MAX_SERIES_BYTES: Final = 32 << 20  # of packed frames that are built together
 
 
 class ReadHints(Protocol):
@@ -96,49 +95,6 @@ class ReadHints(Protocol):
         """Note that a frame is being built; `in_parts`: the node's rows of it; `use_decoded`: from decoded
         samples that the node keeps, where it has them. Returns at once."""
         ...
-
-
-class FrameCache(Generic[K]):
-    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
-        self.bytes = 0
-        self.by_account: Counter[str] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def get(self, address: K) -> MemoryFrame | None:
-        frame = self._frames.get(address)
-        if frame is not None:
-            self._frames.move_to_end(address)
-        return frame
-
-    def put(self, address: K, frame: MemoryFrame) -> None:
-        """Caches a frame unless it alone exceeds the limit."""
-        if frame.size > self._limit or address in self._frames:
-            return
-        self._frames[address] = frame
-        self._add(frame.owner, frame.size)
-        while self.bytes > self._limit:
-            _, oldest = self._frames.popitem(last=False)
-            self._add(oldest.owner, -oldest.size)
-
-    def clear(self) -> None:
-        """Drops all frames."""
-        while self._frames:
-            _, frame = self._frames.popitem()
-            self._add(frame.owner, -frame.size)
-
-    def _add(self, owner: str, size: int) -> None:
-        self.bytes += size
-        self.by_account[owner] += size
-        metrics.frame_cache_bytes.inc(size)
 
 
 class Assembler:
@@ -337,11 +293,13 @@ class Assembler:
         self, steps: Sequence[FrameAddress], kept_bytes: int | None
     ) -> list[MemoryFrame] | None:
         """Build and cache the frames of consecutive steps together; None if each is to be built alone."""
-        if not self._context.remote.single_node:
-            return None
         try:
             plan = await self.catalog.plan(steps[0].plan)
             snapshot = await self.catalog.snapshot(plan.snapshot)
+            if plan.within:
+                return await self._pack_series(steps, plan, snapshot)
+            if not self._context.remote.single_node:
+                return None
             fields = series_fields(plan, snapshot)
             count = sum(count_rows(step, plan) for step in steps)
             if fields is None or not FEWEST_ROWS <= count <= MOST_ROWS:
@@ -357,10 +315,30 @@ class Assembler:
                 frames = await SeriesBuilder(self._context, plan, snapshot, fields, steps, rows).build()
         except (BatchError, StoreError, EOFError):  # the first frame that has a fault reports it
             return None
+        return self._put_series(steps, frames)
+
+    def _put_series(
+        self, steps: Sequence[FrameAddress], frames: list[MemoryFrame] | None
+    ) -> list[MemoryFrame] | None:
         if frames is not None:
             for step, frame in zip(steps, frames, strict=True):
                 self._cache.put(step, frame)
         return frames
+
+    async def _pack_series(
+        self, steps: Sequence[FrameAddress], plan: Plan, snapshot: Snapshot
+    ) -> list[MemoryFrame] | None:
+        """Build and cache the frames of consecutive steps of a packed plan; None as `_build_series`."""
+        size = sum(count_rows(step, plan) for step in steps) * _row_bytes(plan)
+        if size > MAX_SERIES_BYTES:
+            return None
+        table, within = await self._packs.get_table(plan), await self.catalog.plan(plan.within)
+        with self._admission(0, size):
+            rows = [self._row_lookup.rows_at(step, plan, table) for step in steps]
+            packings = [PackedRows(plan, table, each) for each in rows]
+            metadata = [metadata_of(step) for step in steps]
+            frames = await self._packed.build_series(packings, within, snapshot, metadata)
+        return self._put_series(steps, frames)
 
     async def _read_batch_ahead(
         self,

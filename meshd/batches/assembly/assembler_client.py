@@ -7,6 +7,7 @@ not running, or ends, a call fails with Busy. A client may retry it because addr
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,9 @@ from meshd.core.frame_address import (
     AnyFrameAddress,  # noqa: TC001  msgspec reads the annotations
     Frame,
     FrameAddress,  # noqa: TC001
+    FrameBlock,  # noqa: TC001
     FrameResult,  # noqa: TC001
+    common_block,
 )
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, Method
@@ -43,13 +46,16 @@ class FrameRequest(msgspec.Struct, frozen=True):
 
 
 class FrameReply(msgspec.Struct, frozen=True):
-    """A frame, whose memfd is attached to the reply. `fetch`, `prepare`: seconds spent on building it."""
+    """A frame, whose memfd is attached to the reply. `fetch`, `prepare`: seconds spent on building it;
+    `offset`, `block`: see `Frame`."""
 
     size: int
     rows: int
     result: FrameResult
     fetch: float
     prepare: float
+    offset: int = 0
+    block: FrameBlock | None = None
 
 
 class SeriesRequest(msgspec.Struct, frozen=True):
@@ -62,7 +68,8 @@ class SeriesRequest(msgspec.Struct, frozen=True):
 
 
 class SeriesReply(msgspec.Struct, frozen=True):
-    """The frames of consecutive steps, their memfds attached in this order."""
+    """The frames of consecutive steps, their memfds attached in this order; only one if all are in one
+    block."""
 
     frames: list[FrameReply]
 
@@ -96,8 +103,11 @@ class AssemblerClient:
         """As `Assembler.get_frames`, in one call. Also raises Busy while the coordinator is not running."""
         request = SeriesRequest(first, count, current_tenant(), kept_bytes)
         answer = await self._client.open(GET_FRAMES, request)
-        made, done = answer.message.frames, _after(len(answer.message.frames), answer)
-        return [_frame(reply, fd, done) for reply, fd in zip(made, answer.fds, strict=True)]
+        made, fds = answer.message.frames, answer.fds
+        done = _after(len(made), answer)
+        if len(fds) == 1:
+            fds = [*fds, *(os.dup(fds[0]) for _ in made[1:])]
+        return [_frame(reply, fd, done) for reply, fd in zip(made, fds, strict=True)]
 
     async def aclose(self) -> None:
         """Close the connection; pending calls fail with Busy."""
@@ -106,7 +116,8 @@ class AssemblerClient:
 
 def _frame(made: FrameReply, fd: int, done: Callable[[], None]) -> Frame:
     took = FrameTiming(made.fetch, made.prepare)
-    return Frame(fd, made.size, made.rows, made.result, done=done, took=took)
+    size, offset, block = made.size, made.offset, made.block
+    return Frame(fd, size, made.rows, made.result, done=done, took=took, offset=offset, block=block)
 
 
 def _after(count: int, answer: Answer[SeriesReply]) -> Callable[[], None]:
@@ -121,7 +132,8 @@ def _after(count: int, answer: Answer[SeriesReply]) -> Callable[[], None]:
 
 
 def _reply(frame: Frame) -> FrameReply:
-    return FrameReply(frame.size, frame.rows, frame.result, frame.took.fetch, frame.took.prepare)
+    took = frame.took.fetch, frame.took.prepare
+    return FrameReply(frame.size, frame.rows, frame.result, *took, frame.offset, frame.block)
 
 
 async def serve_assembler(
@@ -146,7 +158,7 @@ async def serve_assembler(
             for frame in frames:
                 frame.close()
 
-        for frame in frames:
+        for frame in frames[:1] if common_block(frames) else frames:
             call.attach(frame.fd, on_release=close)
         return SeriesReply([_reply(frame) for frame in frames])
 

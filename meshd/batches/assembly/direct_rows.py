@@ -1,7 +1,8 @@
-"""Direct rows: packed rows whose pieces are read from their objects' files into the tensors of a frame.
+"""Direct rows: packed rows whose pieces are read from their objects' files into the tensors of frames.
 
 Law: the bytes are those that `PackedRows.build_frame` makes of `DirectPieces`. The number of Python calls
-does not depend on the tokens, and a piece costs one read. Whatever is unusual (a piece that another node
+does not depend on the tokens, and a piece costs one read. What is known of the pieces before they are read is
+computed once, for the rows of all frames. Whatever is unusual (a piece that another node
 holds, that is damaged or shorter than the table says) raises NotDirectError; the frame is then built piece by
 piece, which says what is wrong with which sample. The
 elements that are read equal the result of the ops on the whole sample, because the ops only name a dtype.
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.batches.assembly.packed_rows import PackedRows
     from meshd.core.plan_record import Plan
     from meshd.core.sample_locations import PinnedObjects
     from meshd.store.records import Record, Span
@@ -45,9 +45,9 @@ class NotCachedError(Exception):
     """Some bytes are not in the page cache."""
 
 
-class _Reads(NamedTuple):
+class Reads(NamedTuple):
     """What is read for a field: of which object of `DirectRows.wanted`, from which byte on, how many bytes,
-    and the byte of the tensor at which they belong. int64[pieces] each."""
+    and the byte of its frame's tensor at which they belong. int64[pieces] each."""
 
     numbers: Integers
     offsets: Integers
@@ -56,32 +56,36 @@ class _Reads(NamedTuple):
 
 
 class DirectRows:
-    """The pieces of a frame as arrays: `columns` are those of `PackTable.piece_columns`, of whose samples
-    `pinned.look_up` has been awaited. `wanted`: the objects to open, whole. Raises NotDirectError."""
+    """The pieces of some frames as arrays. `rows`: how many each frame has; `columns`: those of
+    `PackTable.piece_columns` for the rows of all frames, of whose samples `pinned.look_up` has been awaited.
+    `wanted`: the objects to open, whole. Raises NotDirectError."""
 
     def __init__(
         self,
-        packing: PackedRows,
+        plan: Plan,
+        rows: Sequence[int],
         columns: PieceColumns,
         pinned: PinnedObjects,
         snapshot: Snapshot,
         dtypes: Sequence[np.dtype[Any]],
     ) -> None:
-        pack = packing.plan.spec.pack
+        pack = plan.spec.pack
         assert pack is not None
-        self._pack = pack
+        self.pack = pack
         self._counts, samples, self._begins, self._lengths = columns
-        self._shape = len(packing.rows), pack.length
         self._ends = np.cumsum(self._counts)
-        self._rows = np.repeat(np.arange(len(packing.rows)), self._counts)
+        self._frames = np.append(0, np.cumsum(rows))
+        self._pieces = np.append(0, self._ends)[self._frames]
+        numbers = np.repeat(np.arange(self._counts.size), self._counts)
+        self._rows = (np.arange(self._counts.size) - np.repeat(self._frames[:-1], rows))[numbers]
         before = np.append(0, np.cumsum(self._lengths))
         self._used = before[self._ends] - before[self._ends - self._counts]
-        self._targets = self._rows * pack.length + before[:-1] - before[self._ends - self._counts][self._rows]
+        self._targets = self._rows * pack.length + before[:-1] - before[self._ends - self._counts][numbers]
         self.wanted: list[tuple[Record, int, int]] = []
-        self._dtypes = dict(zip(pack.fields, dtypes, strict=True))
-        self._reads = {
-            name: self._located(packing.plan, name, dtype, samples, snapshot, pinned)
-            for name, dtype in self._dtypes.items()
+        self.dtypes = dict(zip(pack.fields, dtypes, strict=True))
+        self.reads = {
+            name: self._located(plan, name, dtype, samples, snapshot, pinned)
+            for name, dtype in self.dtypes.items()
         }
 
     def __repr__(self) -> str:
@@ -95,7 +99,7 @@ class DirectRows:
         samples: Integers,
         snapshot: Snapshot,
         pinned: PinnedObjects,
-    ) -> _Reads:
+    ) -> Reads:
         column, width = bytes_columns(snapshot)[name], dtype.itemsize
         if np.dtype(plan.outputs[name].dtype) != dtype:
             raise NotDirectError("elements of another type")
@@ -110,104 +114,139 @@ class DirectRows:
             record = pinned.record(number)
             self.wanted.append((record, 0, record.size))
         offsets = column.offsets_at(samples) + begins
-        return _Reads(which + first, offsets, sizes, self._targets * width)
+        return Reads(which + first, offsets, sizes, self._targets * width)
 
-    @property
-    def elements(self) -> int:
-        """Elements of a tensor."""
-        return self._shape[0] * self._shape[1]
+    def shape(self, frame: int) -> tuple[int, int]:
+        """Return the rows of a frame, and the elements of each."""
+        return int(self._frames[frame + 1] - self._frames[frame]), self.pack.length
 
-    def tensors(
-        self, opened: Sequence[Sequence[Span] | None], *, cached: bool
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Return the tensors of the rows. `opened`: the spans of `wanted`. Raises NotDirectError.
+    def pieces(self, frame: int) -> slice:
+        """Return the numbers of a frame's pieces."""
+        return slice(int(self._pieces[frame]), int(self._pieces[frame + 1]))
 
-        Blocking, except with `cached`, which raises NotCachedError for bytes that a disk must read.
-        """
-        made: dict[str, npt.NDArray[Any]] = {}
-        spans = _Objects(opened, os.RWF_NOWAIT if cached else 0)
-        for name, dtype in self._dtypes.items():
-            made[name] = np.full(self._shape, self._pack.value, dtype)
-            spans.read(self._reads[name], made[name].reshape(-1).view(np.uint8).data)
-        if self._pack.numbers:
-            made |= self._numbers()
-        return made
-
-    def _numbers(self) -> dict[str, npt.NDArray[np.int32]]:
-        """Return the segment and the position of each element, as far as they are wanted, and 0 for padding:
-        int32[rows, length]."""
-        pack, first, (rows, length) = self._pack, self._pack.fields[0], self._shape
+    def numbers(self, frame: int) -> dict[str, npt.NDArray[np.int32]]:
+        """Return the segment and the position of each element of a frame, as far as they are wanted, and 0
+        for padding: int32[rows, length]."""
+        pack = self.pack
         made: dict[str, npt.NDArray[np.int32]] = {}
-        pieces = self._lengths.size
-        places, padding = np.arange(pieces) + self._rows, self._ends + np.arange(rows)
-        sizes = np.zeros(pieces + rows, np.int64)
-        sizes[places], sizes[padding] = self._lengths, length - self._used
+        if not pack.numbers:
+            return made
+        first, (rows, length), part = pack.fields[0], self.shape(frame), self.pieces(frame)
+        whole = slice(int(self._frames[frame]), int(self._frames[frame + 1]))
+        lengths, inner, ends = self._lengths[part], self._rows[part], self._ends[whole] - part.start
+        count = lengths.size
+        places, padding = np.arange(count) + inner, ends + np.arange(rows)
+        sizes = np.zeros(count + rows, np.int64)
+        sizes[places], sizes[padding] = lengths, length - self._used[whole]
         if pack.segments:
-            segments = np.zeros(pieces + rows, np.int32)
-            segments[places] = np.arange(1, pieces + 1) - (self._ends - self._counts)[self._rows]
-            made[f"{first}{SEGMENTS}"] = np.repeat(segments, sizes).reshape(self._shape)
+            segments = np.zeros(count + rows, np.int32)
+            segments[places] = np.arange(1, count + 1) - (ends - self._counts[whole])[inner]
+            made[f"{first}{SEGMENTS}"] = np.repeat(segments, sizes).reshape(rows, length)
         if pack.positions != "none":
-            shifts = np.zeros(pieces + rows, np.int32)
-            shifts[places] = self._targets - (self._begins if pack.positions == "sample" else 0)
-            positions = np.arange(rows * length, dtype=np.int32)
-            positions -= np.repeat(shifts, sizes)
-            positions = positions.reshape(self._shape)
-            for row, used in enumerate(self._used.tolist()):
+            shifts = np.zeros(count + rows, np.int32)
+            shifts[places] = self._targets[part] - (self._begins[part] if pack.positions == "sample" else 0)
+            counted = np.arange(rows * length, dtype=np.int32)
+            counted -= np.repeat(shifts, sizes)
+            positions = counted.reshape(rows, length)
+            for row, used in enumerate(self._used[whole].tolist()):
                 positions[row, used:] = 0
             made[f"{first}{POSITIONS}"] = positions
         return made
 
 
-class _Objects:
-    """Objects by the spans of their files, and the flags to read them with."""
+class _Places(NamedTuple):
+    """Where the pieces of a field are read: descriptors, offsets in these files, sizes; where they belong:
+    first bytes and ends; and which are not parts of only extents. `objects`: the number of each piece's
+    object, and the offset in it."""
 
-    def __init__(self, opened: Sequence[Sequence[Span] | None], flags: int) -> None:
-        self._opened, self._flags = [each or () for each in opened], flags
+    fds: list[int]
+    starts: list[int]
+    sizes: list[int]
+    begins: list[int]
+    ends: list[int]
+    apart: npt.NDArray[np.bool_]
+    objects: list[tuple[int, int]]
+
+
+class OpenRows:
+    """Direct rows whose objects are open; `opened`: the spans of `DirectRows.wanted`."""
+
+    def __init__(self, rows: DirectRows, opened: Sequence[Sequence[Span] | None]) -> None:
+        self._rows, self._opened = rows, [each or () for each in opened]
         only = [each[0] if len(each) == 1 else None for each in self._opened]
         heads = [(-1, 0, 0) if span is None else (span.fd, span.offset, span.length) for span in only]
-        self._fds, self._bases, self._sizes = np.array(heads, np.int64).reshape(-1, 3).T
+        self._heads = np.array(heads, np.int64).reshape(-1, 3).T
+        self._places = {name: self._located(reads) for name, reads in rows.reads.items()}
 
-    def read(self, wanted: _Reads, room: memoryview) -> None:
-        """Read bytes of the objects to their places in `room`. Raises NotDirectError, NotCachedError."""
-        numbers, offsets, sizes, targets = wanted
-        whole = self._sizes[numbers]
-        ends = (targets + sizes).tolist()
-        rooms = [(room[at:end],) for at, end in zip(targets.tolist(), ends, strict=True)]
-        if ((offsets + sizes > whole) | (sizes == whole)).any():
-            for number, offset, (part,) in zip(numbers.tolist(), offsets.tolist(), rooms, strict=True):
-                self._read_extents(self._opened[number], offset, part)
+    def __repr__(self) -> str:
+        return f"<OpenRows of {self._rows!r}>"
+
+    def _located(self, reads: Reads) -> _Places:
+        numbers, offsets, sizes, targets = reads
+        fds, bases, wholes = self._heads[:, numbers]
+        apart = (offsets + sizes > wholes) | (sizes == wholes)
+        objects = list(zip(numbers.tolist(), offsets.tolist(), strict=True)) if apart.any() else []
+        starts, ends = (bases + offsets).tolist(), (targets + sizes).tolist()
+        return _Places(fds.tolist(), starts, sizes.tolist(), targets.tolist(), ends, apart, objects)
+
+    def elements(self, frame: int) -> int:
+        """Return the elements of a tensor of a frame."""
+        rows, length = self._rows.shape(frame)
+        return rows * length
+
+    def tensors(self, frame: int = 0, *, cached: bool) -> dict[str, npt.NDArray[Any]]:
+        """Return the tensors of the rows of a frame. Raises NotDirectError.
+
+        Blocking, except with `cached`, which raises NotCachedError for bytes that a disk must read.
+        """
+        rows = self._rows
+        made: dict[str, npt.NDArray[Any]] = {}
+        flags, part, shape = os.RWF_NOWAIT if cached else 0, rows.pieces(frame), rows.shape(frame)
+        for name, dtype in rows.dtypes.items():
+            made[name] = np.full(shape, rows.pack.value, dtype)
+            self._read(self._places[name], part, made[name].reshape(-1).view(np.uint8).data, flags)
+        return made | rows.numbers(frame)
+
+    def _read(self, places: _Places, part: slice, room: memoryview, flags: int) -> None:
+        """Read some pieces to their places in `room`."""
+        bounds = zip(places.begins[part], places.ends[part], strict=True)
+        rooms = [(room[begin:end],) for begin, end in bounds]
+        if places.apart[part].any():
+            for (number, offset), (piece,) in zip(places.objects[part], rooms, strict=True):
+                _read_extents(self._opened[number], offset, piece, flags)
             return
-        fds, places = self._fds[numbers].tolist(), (self._bases[numbers] + offsets).tolist()
         try:  # nearly always: parts of only extents
-            got = list(map(os.preadv, fds, rooms, places, repeat(self._flags)))
+            got = list(map(os.preadv, places.fds[part], rooms, places.starts[part], repeat(flags)))
         except OSError as error:
-            raise self._failed() from error
-        if got != sizes.tolist():
-            raise self._failed()
+            raise _failure(flags) from error
+        if got != places.sizes[part]:
+            raise _failure(flags)
 
-    def _failed(self) -> NotDirectError | NotCachedError:
-        return NotCachedError() if self._flags else NotDirectError("some bytes cannot be read")
 
-    def _read_extents(self, spans: Sequence[Span], offset: int, room: memoryview) -> None:
-        for span in spans:
-            if offset >= span.length:
-                offset -= span.length
-                continue
-            part = room[: span.length - offset]
-            try:
-                got = os.preadv(span.fd, [part], span.offset + offset, self._flags)
-            except OSError as error:
-                raise self._failed() from error
-            if got != len(part):
-                raise self._failed()
-            whole = span.extent if len(part) == span.length else None  # then its checksum is known
-            if whole is not None and crc32c(part) != whole.crc32c:
-                raise NotDirectError("some bytes are damaged")
-            room, offset = room[len(part) :], 0
-            if not room:
-                return
-        if room:
-            raise NotDirectError("an object is shorter than the snapshot says")
+def _failure(flags: int) -> NotDirectError | NotCachedError:
+    return NotCachedError() if flags else NotDirectError("some bytes cannot be read")
+
+
+def _read_extents(spans: Sequence[Span], offset: int, room: memoryview, flags: int) -> None:
+    for span in spans:
+        if offset >= span.length:
+            offset -= span.length
+            continue
+        part = room[: span.length - offset]
+        try:
+            got = os.preadv(span.fd, [part], span.offset + offset, flags)
+        except OSError as error:
+            raise _failure(flags) from error
+        if got != len(part):
+            raise _failure(flags)
+        whole = span.extent if len(part) == span.length else None  # then its checksum is known
+        if whole is not None and crc32c(part) != whole.crc32c:
+            raise NotDirectError("some bytes are damaged")
+        room, offset = room[len(part) :], 0
+        if not room:
+            return
+    if room:
+        raise NotDirectError("an object is shorter than the snapshot says")
 
 
 _OP: Final = "frombuffer"

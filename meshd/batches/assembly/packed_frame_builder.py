@@ -17,12 +17,15 @@ from meshd.batches.assembly.direct_rows import (
     DirectRows,
     NotCachedError,
     NotDirectError,
+    OpenRows,
     direct_dtypes,
 )
 from meshd.batches.assembly.packed_rows import RenderedSamples
+from meshd.batches.assembly.packed_series import PackedSeries
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress
 from meshd.core.sample_locations import PinnedObjects
+from meshd.util.async_tasks import CooperativeYield
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:
@@ -121,18 +124,70 @@ class PackedFrameBuilder:
         dtypes: Sequence[np.dtype[Any]],
     ) -> MemoryFrame:
         """Return the frame, all pieces of which are in files of this node. Raises NotDirectError."""
-        rows, memory = DirectRows(packing, columns, pinned, snapshot, dtypes), self._context.memory
+        memory = self._context.memory
+        rows = DirectRows(packing.plan, (len(packing.rows),), columns, pinned, snapshot, dtypes)
         with self._context.store.open_spans_many(rows.wanted) as opened:
             if None in opened:
                 raise NotDirectError("an object cannot be opened")
+            ready = OpenRows(rows, opened)
 
             def build(*, cached: bool = False) -> MemoryFrame:
-                return packing.write_frame(rows.tensors(opened, cached=cached), metadata, memory)
+                return packing.write_frame(ready.tensors(cached=cached), metadata, memory)
 
-            if rows.elements <= _AT_ONCE:  # a thread would cost more than the copy
+            if ready.elements(0) <= _AT_ONCE:  # a thread would cost more than the copy
                 with suppress(NotCachedError):
                     return build(cached=True)
             return await asyncio.to_thread(build)
+
+    async def build_series(
+        self,
+        packings: Sequence[PackedRows],
+        within: Plan,
+        snapshot: Snapshot,
+        metadata: Sequence[Mapping[str, str]],
+    ) -> list[MemoryFrame] | None:
+        """Return the frames of consecutive steps of a plan, in one block of memory; None if each has to be
+        built alone. Raises BatchError SnapshotChanged, Busy."""
+        context, first, clock = self._context, packings[0], asyncio.get_running_loop().time
+        assert first.plan.spec.pack is not None
+        dtypes, began = direct_dtypes(within, first.plan.spec.pack.fields), clock()
+        if dtypes is None:
+            return None
+        pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
+        try:
+            columns = first.table.piece_columns(np.concatenate([each.rows.samples for each in packings]))
+            await pinned.look_up(columns[1])
+            counts = [len(each.rows) for each in packings]
+            rows = DirectRows(first.plan, counts, columns, pinned, snapshot, dtypes)
+            with context.store.open_spans_many(rows.wanted) as opened:
+                if None in opened:
+                    return None
+                series = PackedSeries(packings, metadata, context.memory)
+                await self._fill(series, OpenRows(rows, opened))
+        except NotDirectError:
+            return None
+        finally:
+            pinned.close()
+        for frame in series.frames:
+            frame.took = FrameTiming((clock() - began) / len(packings))
+        return list(series.frames)
+
+    async def _fill(self, series: PackedSeries, rows: OpenRows) -> None:
+        """Read the rows of a series and write them. Raises NotDirectError."""
+        turns = CooperativeYield()
+
+        def write(number: int, *, cached: bool = False) -> None:
+            series.write(number, rows.tensors(number, cached=cached))
+
+        for number in range(len(series.frames)):
+            if rows.elements(number) <= _AT_ONCE:
+                try:
+                    write(number, cached=True)
+                except NotCachedError:
+                    await asyncio.to_thread(write, number)
+            else:
+                await asyncio.to_thread(write, number)
+            await turns.yield_if_due()
 
 
 class _Build:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import Plan
+    from meshwire.frame.tensor_frame import FrameLayout
     from meshwire.plan.sequence_packing import Pack
 
 _TABLES = 4
@@ -138,16 +139,46 @@ class PackedRows:
         self, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], memory: MemoryAccount
     ) -> MemoryFrame:
         """Return the frame of filled tensors of all rows. Blocking."""
+        layout = self.layout(metadata)
+        made = MemoryFrame(layout.size, memory)
+        self.fill(made, layout, metadata, tensors)
+        return made
+
+    def layout(self, metadata: Mapping[str, str]) -> FrameLayout:
+        """Return the layout of the frame."""
+        return frame_layout(fixed_specs(self.plan, (), len(self.rows)), metadata)
+
+    def fill(
+        self,
+        made: MemoryFrame,
+        layout: FrameLayout,
+        metadata: Mapping[str, str],
+        tensors: Mapping[str, npt.NDArray[Any]],
+    ) -> bool:
+        """Write the frame, with usually one system call; `layout` may have other metadata. Return False,
+        without writing, if the header has another length with these. Blocking."""
         rows = self.rows
         filled = {**tensors, POSITION: rows.positions, STATUS: rows.status}
-        return _written(frame_layout(fixed_specs(self.plan, (), len(rows)), metadata), filled, memory)
+        pieces: list[bytes | memoryview] = []
+        sums, end = {}, len(layout.header)
+        for name, slot in layout.tensors.items():
+            data = np.ascontiguousarray(filled[name], DTYPES[slot.dtype]).reshape(-1).view(np.uint8).data
+            sums[name] = crc32c(data)
+            pieces += [bytes(slot.offset - end), data]
+            end = slot.offset + slot.nbytes
+        header = layout.header_of(metadata, sums)
+        if len(header) != len(layout.header):
+            return False
+        _write_all(made, [header, *pieces])
+        made.rows = len(rows)
+        return True
 
 
 def _read(frame: MemoryFrame) -> bytearray:
     data = bytearray(frame.size)
     view, at = memoryview(data), 0
     while at < frame.size:
-        at += os.preadv(frame.fd, [view[at:]], at)
+        at += os.preadv(frame.fd, [view[at:]], frame.offset + at)
     return data
 
 
@@ -184,27 +215,11 @@ class _Columns:
         return True
 
 
-def _written(
-    frame: tensor_frame.FrameLayout, tensors: Mapping[str, npt.NDArray[Any]], memory: MemoryAccount
-) -> MemoryFrame:
-    made = MemoryFrame(frame.size, memory)
-    pieces: list[bytes | memoryview] = []
-    sums, end = {}, len(frame.header)
-    for name, slot in frame.tensors.items():
-        data = np.ascontiguousarray(tensors[name], DTYPES[slot.dtype]).reshape(-1).view(np.uint8).data
-        sums[name] = crc32c(data)
-        pieces += [bytes(slot.offset - end), data]
-        end = slot.offset + slot.nbytes
-    _write_all(made.fd, [frame.header_with(sums), *pieces])
-    made.rows = int(tensors[POSITION].size)
-    return made
-
-
-def _write_all(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
-    """Write pieces one after the other, usually with one system call: there are few."""
-    left, at = [memoryview(piece) for piece in pieces if len(piece)], 0
+def _write_all(made: MemoryFrame, pieces: Sequence[bytes | memoryview]) -> None:
+    """Write pieces one after the other: usually at once, as there are few."""
+    left, at = [memoryview(piece) for piece in pieces if len(piece)], made.offset
     while left:
-        written = os.pwritev(fd, left, at)
+        written = os.pwritev(made.fd, left, at)
         at += written
         while left and written >= len(left[0]):
             written -= len(left.pop(0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshd.batches.sample_responses import UnreadableError
 from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import common_block
 from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
 from meshd.server.sendfile import ResponseWriter, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFullError
@@ -16,9 +17,11 @@ from meshd.telemetry import metrics, tracing
 from meshwire.frame import tensor_frame
 from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
 from meshwire.http_values.mesh_headers import (
+    FRAME_BLOCK_HEADER,
     FRAME_SIZES_HEADER,
     HANDOVER_TICKET_HEADER,
     FrameTiming,
+    HandoverBlock,
     ServerTiming,
 )
 from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
@@ -90,8 +93,7 @@ async def send_frame(
 ) -> Reply:
     """Send a finished frame from its memory, or the part that a `Range` header asks for, or a ticket to fetch
     it locally; closes its handle. A range that covers nothing of it is answered by the whole."""
-    asked = request.headers.get(HANDS, "")
-    handed = frame_service.offer_frame(frame, asked) if frame_service is not None and asked else None
+    handed = _offered(request, (frame,), frame_service)
     part = None if handed else _part_of(request, frame.size)
     start, size = part or (0, frame.size)
     headers = [
@@ -103,14 +105,15 @@ async def send_frame(
     ]
     if handed is not None:
         metrics.batch_rows_served.inc(frame.rows)
-        return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
+        return Reply(200, [*headers, *handed], b"", now)
     status = 200
     if part is not None:
         status = 206
         headers.append(("Content-Range", f"bytes {start}-{start + size - 1}/{frame.size}"))
     try:
         with tracing.stage("send"):
-            keep_alive = await send_spans(request, status, headers, [Span(frame.fd, start, size)], now)
+            spans = [Span(frame.fd, frame.offset + start, size)]
+            keep_alive = await send_spans(request, status, headers, spans, now)
     finally:
         frame.close()
     if not start:  # the other parts are of the same rows
@@ -128,8 +131,7 @@ async def send_frames(
 ) -> Reply:
     """Send the finished frames of consecutive steps, one after the other, or a ticket to fetch them locally;
     closes their handles."""
-    asked = request.headers.get(HANDS, "")
-    handed = frame_service.offer_frames(frames, asked) if frame_service is not None and asked else None
+    handed = _offered(request, frames, frame_service)
     size, rows = sum(frame.size for frame in frames), sum(frame.rows for frame in frames)
     took = FrameTiming(sum(frame.took.fetch for frame in frames), sum(frame.took.prepare for frame in frames))
     headers = [
@@ -143,10 +145,10 @@ async def send_frames(
     metrics.frame_series.inc()
     if handed is not None:
         metrics.batch_rows_served.inc(rows)
-        return Reply(200, [*headers, (HANDOVER_TICKET_HEADER, handed.to_header())], b"", now)
+        return Reply(200, [*headers, *handed], b"", now)
     try:
         with tracing.stage("send"):
-            spans = [Span(frame.fd, 0, frame.size) for frame in frames]
+            spans = [Span(frame.fd, frame.offset, frame.size) for frame in frames]
             keep_alive = await send_spans(request, 200, headers, spans, now)
     finally:
         for frame in frames:
@@ -154,6 +156,24 @@ async def send_frames(
     metrics.batch_rows_served.inc(rows)
     request.trace.sent += size
     return StreamedReply(200, keep_alive=keep_alive)
+
+
+def _offered(
+    request: MeshRequest, frames: Sequence[Frame], frame_service: LocalFrameService | None
+) -> list[Header] | None:
+    """Return the headers by which a client on this host fetches the frames; None if their bytes are sent."""
+    asked = request.headers.get(HANDS, "")
+    if frame_service is None or not asked:
+        return None
+    blocks = request.headers.get(FRAME_BLOCK_HEADER) == "1"
+    ticket = frame_service.offer_frames(frames, asked, blocks=blocks)
+    if ticket is None:
+        return None
+    headers = [(HANDOVER_TICKET_HEADER, ticket.to_header())]
+    if block := common_block(frames):
+        offsets = tuple(frame.offset for frame in frames)
+        headers.append((FRAME_BLOCK_HEADER, HandoverBlock(block.size, offsets).to_header()))
+    return headers
 
 
 def _part_of(request: MeshRequest, size: int) -> tuple[int, int] | None:

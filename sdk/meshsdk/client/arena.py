@@ -139,7 +139,8 @@ class Arena:
 
     Not thread-safe, except that slots may return on any thread. `overflows` counts leases beyond the budget:
     they are granted when the consumer holds so many batches that prefetching would otherwise stop for good.
-    `on_return` is called with the number of slots that have returned and wait for `collect`.
+    `on_return` is called with the number of slots that have returned and wait for `collect`, or somewhat
+    fewer: of earlier pages with several frames, each counts as one.
     """
 
     budget: int
@@ -164,15 +165,15 @@ class Arena:
         within = len(self._loans) < _LOANS and size <= self.free_bytes()
         return within and isinstance(self.memory, HostMemory)
 
-    def adopt_pages(self, pages: Bytes, through: Callable[[], None]) -> Lease:
-        """Lease pages that another process allocated.
+    def adopt_pages(self, pages: Bytes, through: Callable[[], None], frames: int = 1) -> Lease:
+        """Lease pages that another process allocated, with this many frames.
 
         The lease ends when nothing refers to the pages any more; `through` is then called, on any thread.
         """
         self.collect()
         loan, size = _Loan(len(pages)), len(pages)
         holder = pages.view(_Holder)
-        loan.watch = weakref.ref(holder, self._watcher(loan, through))
+        loan.watch = weakref.ref(holder, self._watcher(loan, through, frames))
         self._loans.add(loan)
         self.leased += size
         return Lease(holder.data, size)
@@ -188,7 +189,7 @@ class Arena:
         return Lease(holder.data[:size], len(slot.memory))
 
     def _watcher(
-        self, slot: _Slot | _Loan, through: Callable[[], None] | None = None
+        self, slot: _Slot | _Loan, through: Callable[[], None] | None = None, frames: int = 1
     ) -> Callable[[weakref.ref[_Holder]], None]:
         returned, arena = self._returned, weakref.ref(self)
 
@@ -198,7 +199,7 @@ class Arena:
             returned.put(slot)
             owner = arena()
             if owner is not None and owner.on_return is not None:
-                owner.on_return(returned.qsize())
+                owner.on_return(returned.qsize() + frames - 1)
 
         return give_back
 

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from meshsdk.client.arena import Lease
 from meshsdk.errors import MeshError
 from meshwire.http_values.mesh_headers import (
     HANDOVER_ID_FILE,
     is_handover_id,
+    parse_handover_block,
     parse_handover_directory,
     parse_handover_ticket,
 )
@@ -32,9 +34,9 @@ from meshwire.http_values.mesh_headers import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from meshsdk.client.arena import Arena, Lease
+    from meshsdk.client.arena import Arena
     from meshsdk.client.settings import Endpoint
-    from meshwire.http_values.mesh_headers import HandoverTicket
+    from meshwire.http_values.mesh_headers import HandoverBlock, HandoverTicket
 
 LOCAL_VARIABLE: Final = "MESH_LOCAL"
 _SHUNNED: Final = 30.0  # seconds
@@ -96,15 +98,16 @@ class LocalHandover:
         return self.receive_frames(endpoint, answer, (), arena)[0]
 
     def receive_frames(
-        self, endpoint: Endpoint, answer: str, sizes: Sequence[int], arena: Arena
+        self, endpoint: Endpoint, answer: str, sizes: Sequence[int], arena: Arena, block: str = ""
     ) -> list[Lease]:
-        """Receive the frames of these sizes that a response names, as `receive_frame`; () for one."""
+        """Receive the frames of these sizes that a response names, as `receive_frame`; () for one. `block`:
+        what the response says of the memory that they are in; it is mapped once."""
         handed, (_, directory) = parse_handover_ticket(answer), self._near.get(endpoint, ("", ""))
         if handed is None or not directory:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: invalid handover ticket: {answer[:80]!r}")
         try:
-            return _taken(directory, handed, sizes or (handed.size,), arena)
+            return _taken(directory, handed, sizes or (handed.size,), arena, parse_handover_block(block))
         except (OSError, ValueError) as error:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: the local handover of a frame failed: {error}") from error
@@ -127,15 +130,23 @@ def _read_id(directory: str) -> str:
     return found if is_handover_id(found) else ""
 
 
-def _taken(directory: str, handed: HandoverTicket, sizes: Sequence[int], arena: Arena) -> list[Lease]:
+def _taken(
+    directory: str,
+    handed: HandoverTicket,
+    sizes: Sequence[int],
+    arena: Arena,
+    block: HandoverBlock | None,
+) -> list[Lease]:
     """Fetch frames through the node's socket. Raises OSError, ValueError.
 
     The connection stays open for as long as the node's memory is in use.
     """
     with _dialled(directory, handed.socket) as line:
-        fds = _received(line, handed.ticket, len(sizes))
+        fds = _received(line, handed.ticket, len(sizes) if block is None else 1)
         holds = _Holds(line.detach())
     try:
+        if block is not None:
+            return _leased_parts(fds[0], sizes, block, arena, holds)
         return [_leased(fd, size, arena, holds) for fd, size in zip(fds, sizes, strict=True)]
     finally:
         for fd in fds:
@@ -167,11 +178,38 @@ class _Holds:
             os.close(self._open.pop())
 
 
-def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
-    """Return the frame in shared memory on lease: where it lies, or copied. Raises OSError, ValueError."""
+def _check_sealed(fd: int, size: int) -> None:
+    """Raise OSError or ValueError unless this is sealed memory of this size."""
     sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     if not sealed or os.fstat(fd).st_size != size:
         raise ValueError(f"the shared memory is not {size} bytes or not sealed")
+
+
+def _leased_parts(
+    fd: int, sizes: Sequence[int], block: HandoverBlock, arena: Arena, holds: _Holds
+) -> list[Lease]:
+    """Return the frames in a block of shared memory on lease, as `_leased`."""
+    _check_sealed(fd, block.size)
+    places = [(offset, offset + size) for offset, size in zip(block.offsets, sizes, strict=True)]
+    if any(begin % mmap.PAGESIZE or end > block.size for begin, end in places):
+        raise ValueError(f"frames at {block.offsets} do not fit the shared memory of {block.size} bytes")
+    first, last = min(block.offsets), max(end for _, end in places)
+    if arena.can_adopt(last - first):
+        pages = _mapped(fd, last - first, first)
+        holds.add()
+        view = arena.adopt_pages(pages, holds.release, len(sizes)).view
+        return [Lease(view[begin - first : end - first], end - begin) for begin, end in places]
+    leases = []
+    for begin, end in places:
+        lease = arena.acquire_slot(end - begin)
+        _fill(fd, lease.view, begin)
+        leases.append(lease)
+    return leases
+
+
+def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
+    """Return the frame in shared memory on lease: where it lies, or copied. Raises OSError, ValueError."""
+    _check_sealed(fd, size)
     if arena.can_adopt(size):
         pages = _mapped(fd, size)
         holds.add()
@@ -215,18 +253,19 @@ def _received(line: socket.socket, ticket: str, count: int) -> list[int]:
     return fds.tolist()
 
 
-def _mapped(fd: int, size: int) -> Any:
-    """Map the frame privately, so that writes to a batch copy the page and stay in this process."""
-    pages = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+def _mapped(fd: int, size: int, offset: int = 0) -> Any:
+    """Map frames privately, so that writes to a batch copy the page and stay in this process."""
+    prot = mmap.PROT_READ | mmap.PROT_WRITE
+    pages = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=prot, offset=offset)
     with contextlib.suppress(OSError):  # before Linux 5.14 pages are mapped on first access instead
         pages.madvise(_POPULATE_READ)
     return np.frombuffer(pages, np.uint8)
 
 
-def _fill(fd: int, view: memoryview) -> None:
+def _fill(fd: int, view: memoryview, offset: int = 0) -> None:
     at = 0
     while at < len(view):
-        got = os.preadv(fd, [view[at:]], at)
+        got = os.preadv(fd, [view[at:]], offset + at)
         if not got:
             raise ValueError(f"the shared memory ends after {at} of {len(view)} bytes")
         at += got

@@ -26,6 +26,7 @@ from meshsdk.loader.remaining_reports import report_rest
 from meshsdk.loader.split_frame_requests import SplitPlanner
 from meshsdk.loader_stats import Arrival, Tally, without_report
 from meshwire.http_values.mesh_headers import (
+    FRAME_BLOCK_HEADER,
     FRAME_SERIES_HEADER,
     FRAME_SIZES_HEADER,
     HANDOVER_TICKET_HEADER,
@@ -171,7 +172,7 @@ class PrefetchWorker:
         """Send a request to a node for frames, or for its part of one."""
         step, joint, _ = wanted
         if joint is None and (word := self._transport.local_handover.handover_id(endpoint)):
-            request = replace(request, headers={**request.headers, LOCAL: word})
+            request = replace(request, headers={**request.headers, LOCAL: word, FRAME_BLOCK_HEADER: "1"})
         if self.traces is not None:
             request = self.traces.begin_request(step, request, str(endpoint))
         try:
@@ -294,8 +295,9 @@ class PrefetchWorker:
             raise CorruptFrameError(f"step {tag.step}: the response has other frames than were requested")
         verify, leases = bool(self._order.verify), []
         if handed and response.length == 0:
-            endpoint = flight.connection.endpoint
-            leases = self._transport.local_handover.receive_frames(endpoint, handed, sizes, self._arena)
+            endpoint, block = flight.connection.endpoint, headers.get(FRAME_BLOCK_HEADER, "")
+            local = self._transport.local_handover
+            leases = local.receive_frames(endpoint, handed, sizes, self._arena, block)
             verify = self._order.verify == "all"  # sealed since the node wrote it, and never on a network
         origins = headers.get("x-mesh-frame", "").split(",")
         timing = parse_timing(headers.get(TIMING, ""))

@@ -131,13 +131,13 @@ class FrameLayout:
 
     def header_with(self, checksums: Mapping[str, int]) -> bytes:
         """Return the header with the crc32c of each tensor filled in; it is as long as `header`."""
-        if not self.checksums:
-            return self.header
-        metadata = {
-            **self.metadata,
-            CHECKSUMS: _render_checksums({name: checksums[name] for name in self.tensors}),
-        }
-        return _render_header(self.entries, metadata)
+        return self.header_of(self.metadata, checksums) if self.checksums else self.header
+
+    def header_of(self, metadata: Mapping[str, str], checksums: Mapping[str, int]) -> bytes:
+        """Return the header of a frame with the same tensors, these checksums, and perhaps other metadata, of
+        which its length may depend."""
+        sums = _render_checksums({name: checksums[name] for name in self.tensors})
+        return _render_header(self.entries, {**metadata, CHECKSUMS: sums})
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode

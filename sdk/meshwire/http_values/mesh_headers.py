@@ -182,6 +182,30 @@ def parse_frame_sizes(header: str) -> tuple[int, ...]:
     return () if _SIZES.fullmatch(header) is None else tuple(map(int, header.split(",")))
 
 
+FRAME_BLOCK_HEADER: Final = "x-mesh-block"
+"""In requests with a handover id: `1` if frames that are handed over may be in one block of memory. In
+responses with a ticket: `<bytes> <offset>,<offset>,…`, the bytes of that block, whose descriptor is the only
+one, and where in it each frame begins."""
+_BLOCK = re.compile(r"([0-9]{1,18}) ([0-9]{1,18}(?:,[0-9]{1,18}){0,31})")
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverBlock:
+    """The memory that frames are in: its bytes, and where each frame begins."""
+
+    size: int
+    offsets: tuple[int, ...]
+
+    def to_header(self) -> str:
+        return f"{self.size} {','.join(map(str, self.offsets))}"
+
+
+def parse_handover_block(text: str) -> HandoverBlock | None:
+    """Parse the header, or return None if there is none or it is invalid."""
+    found = _BLOCK.fullmatch(text)
+    return None if found is None else HandoverBlock(int(found[1]), tuple(map(int, found[2].split(","))))
+
+
 LOCAL_HANDOVER_HEADER: Final = "x-mesh-local"
 """In responses `<id> <directory, percent-encoded>`, in requests `<id>`."""
 HANDOVER_TICKET_HEADER: Final = "x-mesh-handed"

@@ -166,5 +166,24 @@ def test_held_batches_of_shared_memory_stay_as_they_were(stored: tuple[Daemon, C
     with mesh.Loader(one, 16, seed=7, output="numpy") as made:
         held = [(batch, batch["tokens"].copy()) for _ in range(3) for batch in made]
         assert made.stats().local
+        assert not made.stats().retries
         for batch, copied in held:
             assert np.array_equal(batch["tokens"], copied)
+
+
+def test_small_arenas_and_batches_that_are_kept_do_not_stop_blocks(stored: tuple[Daemon, Client]) -> None:
+    _, client = stored
+    one = mesh.open("s3://corpus/stored", kind="tokens", client=client).pack(
+        "tokens", length=1024, segments=False, positions="none"
+    )
+    with mesh.Loader(one, 64, seed=7, output="numpy", prefetch_bytes=4 << 20) as made:
+        assert len(made) > 8
+        kept, copies = [], []
+        for _ in range(4):
+            for step, batch in enumerate(made):
+                copies.append(batch["tokens"].copy())
+                kept.append(batch if step % 4 == 3 else None)  # one of each block
+        for held, copy in zip(kept, copies, strict=True):
+            assert held is None or np.array_equal(held["tokens"], copy)
+        assert made.stats().local
+        assert len(kept) == 4 * len(made)

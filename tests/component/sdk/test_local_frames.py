@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
-from meshd.core.memory_frames import MemoryAccount, MemoryFrame, is_sealed
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame, is_sealed, make_block
 from meshd.server.local_handover import LocalFrameService
 from meshsdk import ops
 from meshsdk.client import local_handover as neighbours_module
@@ -388,6 +388,105 @@ def test_frames_for_a_device_are_read_into_its_slots(
     listener.close()
     if handle is not None:
         handle.close()
+
+
+def test_frames_in_a_block_are_handed_out_as_one_file_to_clients_that_accept_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        desk = LocalFrameService(tmp_path / "local", "w0", 8 << 20)
+        one, two = (make_block([200_000, 100_000, 150_000], MemoryAccount()) for _ in range(2))
+        here, whole = desk.location.id, [frame.hand_out("miss") for frame in one]
+        assert desk.offer_frames(whole, here) is None
+        mixed = [whole[0], two[1].hand_out("miss")]
+        assert desk.offer_frames(mixed, here, blocks=True) is None
+        mixed[1].close()
+        ticket = desk.offer_frames(whole, here, blocks=True)
+        assert ticket is not None
+        assert ticket.size == 450_000
+        assert len(desk._held[ticket.ticket].frames) == 3
+        desk._expire(ticket.ticket)
+        assert all(frame.fd < 0 for frame in whole)
+        desk._listener.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("budget", "adopted"), [(64 << 20, True), (1 << 20, False)])
+def test_a_block_is_mapped_once_and_returned_with_its_last_frame(
+    tmp_path: Path, budget: int, *, adopted: bool
+) -> None:
+    sizes = [300_000, 400_000, 500_000]
+    frames = make_block(sizes, MemoryAccount())
+    for number, frame in enumerate(frames):
+        os.pwrite(frame.fd, bytes([number + 1]) * frame.size, frame.offset)
+    handle, woken = frames[0].hand_out("miss"), list[int]()
+    assert handle.block is not None
+    (tmp_path / "id").write_text("a" * 32)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "x.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            line, _ = listener.accept()
+            with line:
+                line.recv(32)
+                socket.send_fds(line, [b"!"], [handle.fd])
+                line.recv(1)
+            ended.set()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        near, arena = LocalHandover({}), Arena(budget)
+        arena.on_return = woken.append
+        near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
+        block = f"{handle.block.size} {','.join(str(frame.offset) for frame in frames)}"
+        leases = near.receive_frames(HERE, f"x.sock {'b' * 32} {sum(sizes)}", sizes, arena, block)
+        views = [np.frombuffer(lease.view, np.uint8) for lease in leases]
+        del leases
+        for number, (view, size) in enumerate(zip(views, sizes, strict=True)):
+            assert (view.size, set(view.tolist())) == (size, {number + 1})
+        assert (arena.allocated == 0) == adopted
+        views[0][:] = 9  # in this process only
+        assert os.pread(handle.fd, 1, 0) == b"\1"
+        if adopted:
+            kept = views.pop()
+            del view
+            views.clear()
+            gc.collect()
+            assert not woken
+            assert not ended.is_set()
+            del kept
+            assert woken == [3]
+            assert arena.free_bytes() == budget
+        serving.join(60)
+        assert ended.is_set()
+    handle.close()
+
+
+@pytest.mark.parametrize("block", ["9 0,4096", "8192 0", "8192 1,4096", "8192 0,8192"])
+def test_a_block_that_does_not_fit_its_memory_is_refused(tmp_path: Path, block: str) -> None:
+    frames = make_block([10, 20], MemoryAccount())
+    handle = frames[0].hand_out("miss")
+    (tmp_path / "id").write_text("a" * 32)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "x.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            line, _ = listener.accept()
+            with line:
+                line.recv(32)
+                socket.send_fds(line, [b"!"], [handle.fd])
+                line.recv(1)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        near = LocalHandover({})
+        near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
+        with pytest.raises(HandoverError):
+            near.receive_frames(HERE, f"x.sock {'b' * 32} 30", [10, 20], Arena(1 << 20), block)
+        serving.join(60)
+    handle.close()
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from awscrt.checksums import crc32c
 
-from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler, FrameCache
+from meshd.batches.assembly.assembler import DERIVED_ROWS, Assembler
 from meshd.batches.assembly.bad_sample_ledger import LIMIT, BadSample, BadSampleLedger, read_ledger
 from meshd.batches.assembly.frame_buffer import combine_row_crcs
+from meshd.batches.assembly.frame_cache import FrameCache
 from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
 from meshd.batches.read_ahead.disk_reader import DiskWork
 from meshd.batches.read_ahead.extents import Reads

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshsdk.loader.frame_series import MAX_SERIES, MAX_SERIES_BYTES, MemoryWait, SeriesPlanner
-from meshwire.http_values.mesh_headers import MAX_FRAME_SERIES, parse_frame_sizes, parse_series
+from meshwire.http_values.mesh_headers import (
+    MAX_FRAME_SERIES,
+    HandoverBlock,
+    parse_frame_sizes,
+    parse_handover_block,
+    parse_series,
+)
 
 BUDGET = 256 << 20
 
@@ -96,3 +102,12 @@ def test_the_header_of_a_response() -> None:
     assert parse_frame_sizes("10,20,30") == (10, 20, 30)
     for invalid in ("", "10", "10,", "10,x", "10;20", ",".join(["1"] * 33)):
         assert parse_frame_sizes(invalid) == ()
+
+
+def test_the_header_of_a_block_of_frames() -> None:
+    block = HandoverBlock(12288, (0, 8192))
+    assert block.to_header() == "12288 0,8192"
+    assert parse_handover_block(block.to_header()) == block
+    assert parse_handover_block("4096 0") == HandoverBlock(4096, (0,))
+    for invalid in ("", "1", "4096 ", "4096 0,", "4096 -1", "4096 0;1", f"4096 {','.join(['0'] * 33)}"):
+        assert parse_handover_block(invalid) is None

@@ -1,0 +1,56 @@
+"""FrameCache: the finished frames of a node, by address."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from meshd.telemetry import metrics
+
+if TYPE_CHECKING:
+    from meshd.core.memory_frames import MemoryFrame
+
+K = TypeVar("K")
+
+
+class FrameCache(Generic[K]):
+    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
+        self.bytes = 0
+        self.by_account: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<FrameCache {len(self._frames)} frames, {self.bytes} of {self._limit} bytes>"
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def get(self, address: K) -> MemoryFrame | None:
+        frame = self._frames.get(address)
+        if frame is not None:
+            self._frames.move_to_end(address)
+        return frame
+
+    def put(self, address: K, frame: MemoryFrame) -> None:
+        """Caches a frame unless it alone exceeds the limit."""
+        if frame.size > self._limit or address in self._frames:
+            return
+        self._frames[address] = frame
+        self._add(frame.owner, frame.size)
+        while self.bytes > self._limit:
+            _, oldest = self._frames.popitem(last=False)
+            self._add(oldest.owner, -oldest.size)
+
+    def clear(self) -> None:
+        """Drops all frames."""
+        while self._frames:
+            _, frame = self._frames.popitem()
+            self._add(frame.owner, -frame.size)
+
+    def _add(self, owner: str, size: int) -> None:
+        self.bytes += size
+        self.by_account[owner] += size
+        metrics.frame_cache_bytes.inc(size)
