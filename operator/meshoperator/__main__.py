@@ -32,13 +32,13 @@ _log = logging.getLogger("meshoperator")
 
 _HELP = """Reconcile MeshCluster, Dataset and the other kinds of shardmesh.io.
 
-In a pod the operator uses the service account; elsewhere the kubeconfig that KUBECONFIG names, or
-~/.kube/config. It runs until SIGTERM or SIGINT. The chart sets it up: docs/kubernetes.md."""
+In a pod, the operator uses the pod's service account; elsewhere it uses the file that KUBECONFIG names, or
+~/.kube/config. It runs until SIGTERM or SIGINT. The Helm chart installs it: docs/kubernetes.md."""
 
 
 def _help_of_settings() -> str:
     lines = [f"  {variable}" for variable in sorted(variables())]
-    return "\n".join(["variables of the environment, all optional:", *lines])
+    return "\n".join(["environment variables, all optional:", *lines])
 
 
 def main() -> None:
@@ -54,13 +54,13 @@ def main() -> None:
     try:
         settings = OperatorSettings.from_environment(os.environ)
     except ValueError as error:
-        sys.exit(f"invalid MESH_OPERATOR_ setting: {error}")
+        sys.exit(f"invalid setting: {error}")
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=logging.WARNING)
     _log.setLevel(settings.log_level.upper())
     try:
         cluster = KubeConfig.from_env()
     except ConfigError as error:
-        sys.exit(f"no cluster: this is not a pod, and {error}; let KUBECONFIG name a kubeconfig")
+        sys.exit(f"no cluster: not in a pod, and {error}; set KUBECONFIG to the path of a kubeconfig file")
     sys.exit(asyncio.run(run_operator(with_arguments(settings, others), cluster)))
 
 
@@ -69,7 +69,7 @@ def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> Oper
     if not arguments:
         return settings
     _log.warning(
-        "arguments are ignored, MESH_OPERATOR_ variables replace them; upgrade the chart: %s", arguments
+        "arguments are ignored: %s; MESH_OPERATOR_ variables replace them, upgrade the chart", arguments
     )
     for each in arguments:
         name, _, url = each.partition("=")

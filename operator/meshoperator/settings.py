@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+_PREFIX: Final = "MESH_OPERATOR_"
 _PLAIN: Final[dict[str, Callable[[str], Any]]] = {
     "log_level": str,
     "lease_namespace": str,
@@ -35,7 +36,7 @@ _OTHERS: Final = ("NAMESPACES", "SCOPE", "WEBHOOK", "METRICS", "HEALTH")
 
 def variables() -> list[str]:
     """Return the names of the variables that `OperatorSettings.from_environment` reads."""
-    return [f"MESH_OPERATOR_{name}" for name in (*_OTHERS, *(name.upper() for name in _PLAIN))]
+    return [f"{_PREFIX}{name}" for name in (*_OTHERS, *(name.upper() for name in _PLAIN))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,12 @@ class OperatorSettings:
         """Read the variables MESH_OPERATOR_… that the chart sets. Raises ValueError."""
 
         def value(name: str) -> str:
-            return environ.get(f"MESH_OPERATOR_{name}", "")
+            return environ.get(f"{_PREFIX}{name}", "")
 
         def address(name: str) -> tuple[str, int] | None:
             host, _, port = value(name).rpartition(":")
+            if port and not port.isdecimal():
+                raise ValueError(f"{_PREFIX}{name} is {value(name)!r}; write HOST:PORT, such as 0.0.0.0:8080")
             return (host, int(port)) if port else None
 
         found: dict[str, Any] = {
@@ -116,7 +119,11 @@ class OperatorSettings:
         }
         for name, convert in _PLAIN.items():
             if text := value(name.upper()):
-                found[name] = convert(text)
+                try:
+                    found[name] = convert(text)
+                except ValueError:
+                    kind = "a whole" if convert is int else "a"
+                    raise ValueError(f"{_PREFIX}{name.upper()} is {text!r}; write {kind} number") from None
         return cls(**found)
 
     @property
@@ -138,7 +145,7 @@ class OperatorSettings:
                 "resync, plan, eager, pods and figures_seconds must be above 0, deletion_seconds at least 0"
             )
         if bool(self.pod_name) != bool(self.pod_uid):
-            raise ValueError("pod_name and pod_uid come together")
+            raise ValueError("set both pod_name and pod_uid, or neither")
         if self.moves_at_once < 1 or self.move_bytes_per_second < 0:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:

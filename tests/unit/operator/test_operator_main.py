@@ -163,3 +163,17 @@ def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("no cluster: ")
     assert "KUBECONFIG" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("RESYNC_SECONDS", "soon"),
+        ("MOVE_BYTES_PER_SECOND", "1.5"),
+        ("HEALTH", "0.0.0.0:http"),
+    ],
+)
+def test_a_wrong_value_is_shown_with_its_variable(variable: str, value: str) -> None:
+    name = f"MESH_OPERATOR_{variable}"
+    with pytest.raises(ValueError, match=f"{name} is '{value}'; write "):
+        OperatorSettings.from_environment({name: value})
