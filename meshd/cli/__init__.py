@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "serve": ("meshd.cli.serve", "serve", "Run a storage node."),
-    "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, for trials."),
+    "dev": ("meshd.cli.dev", "dev", "Run a mesh of several nodes on this machine, to try it."),
     "admin": ("meshd.cli.admin", "admin", "Manage users, keys and policies; temporary credentials."),
     "fsck": ("meshd.cli.fsck", "fsck", "Verify a data directory, or rebuild its index."),
-    "doctor": ("meshd.cli.doctor", "doctor", "Say what the disks are, and what weakens their promises."),
+    "doctor": ("meshd.cli.doctor", "doctor", "Check the disks and file systems for weak durability."),
     "inspect": ("meshd.cli.inspect_store", "inspect", "Show a record, a data file, or statistics."),
 }
 

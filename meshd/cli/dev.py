@@ -56,12 +56,12 @@ audit log is one file for each node (audit-n1.jsonl, …):
     "--port",
     default=9000,
     show_default=True,
-    help="Port of the first node, followed by those of the others; 0: free ports.",
+    help="Port of the first node; the others use the next ports. 0: free ports.",
 )
 @click.option("--zones", default=0, type=click.IntRange(0, 32), help="Spread the nodes over this many zones.")
 @click.argument("flags", nargs=-1)
 def dev(nodes: int, data_dir: str, port: int, zones: int, flags: tuple[str, ...]) -> None:
-    """Run a mesh of several nodes on loopback, until Ctrl-C."""
+    """Run a mesh of several nodes on the loopback interface until Ctrl-C."""
     place = Path(data_dir).absolute()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:

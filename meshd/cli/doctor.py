@@ -33,8 +33,8 @@ _TURN_SECONDS: Final = 0.002
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document per directory.")
 @store_options
 def doctor(settings: StoreSettings, as_json: bool) -> None:
-    """Say which file systems and devices a node's directories are on, and what weakens its promises: network
-    file systems below the index, mount options, write caches.
+    """Show the file systems and devices of a node's directories, and what weakens durability: network file
+    systems below the index, mount options, write caches.
 
     Exit status: 0 if nothing does, 1 otherwise.
 
@@ -81,20 +81,20 @@ def _too_fast(directory: Path) -> Iterator[str]:
     try:
         took = sync_seconds(directory, SystemClock())
     except OSError as error:
-        yield f"{directory}: a sync cannot be tried: {error.strerror}"
+        yield f"{directory}: cannot measure a sync: {error.strerror}"
         return
     if took < _TURN_SECONDS:
         yield (
-            f"{directory}: a sync takes {1e3 * took:.2f} ms, and a platter takes longer to turn: a write "
-            "cache answers it, of the drive or of its controller. Unless that has a battery, a power cut "
-            "takes what was synced (hdparm -W 0 switches a drive's off)"
+            f"{directory}: a sync takes {1e3 * took:.2f} ms, less than one turn of the platter: it is "
+            "acknowledged by a write cache, of the drive or of its controller. Unless that cache has a "
+            "battery, a power cut loses synced data (turn a drive's cache off with hdparm -W 0)"
         )
 
 
 _CACHES = {
     "write back": "volatile, emptied by syncs",
     "write through": "none that a power cut empties",
-    "": "not told",
+    "": "unknown",
 }
 
 
@@ -102,10 +102,10 @@ def _say(found: list[dict[str, Any]]) -> None:
     table = Table("directory", "is", "file system", "source", "write cache")
     for each in found:
         cache = _CACHES.get(each["write_cache"], each["write_cache"])
-        table.add_row(each["directory"], each["is"], each["file_system"] or "not told", each["source"], cache)
+        table.add_row(each["directory"], each["is"], each["file_system"] or "unknown", each["source"], cache)
     Console().print(table)
     problems = list(dict.fromkeys(problem for each in found for problem in each["problems"]))
     for problem in problems:
         click.echo(problem)
     if not problems:
-        click.echo("nothing that weakens the promises")
+        click.echo("nothing weakens durability")

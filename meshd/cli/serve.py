@@ -74,7 +74,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option(
     "--read-ahead",
     metavar="SIZE",
-    help="Page cache for coming batches on rotational disks.  [a quarter of the free memory]",
+    help="Page cache for upcoming batches on rotational disks.  [a quarter of the free memory]",
 )
 @click.option(
     "--index-dir", metavar="DIR", help="Directory of the index; use the fastest device.  [DATA_DIR/index]"
@@ -89,7 +89,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 )
 @click.option("--workers", metavar="N", help="HTTP processes.  [cores, at most 4]")
 @click.option("--transform-workers", metavar="N", help="Processes that decode and augment.  [cores]")
-@click.option("--transform-memory", metavar="SIZE", help="Memory of each of them for samples.  [2GiB]")
+@click.option("--transform-memory", metavar="SIZE", help="Memory for samples per such process.  [2GiB]")
 @click.option("--frame-cache", metavar="SIZE", help="Memory for finished batches.  [1GiB]")
 @click.option(
     "--decoded-cache",
@@ -102,12 +102,12 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--local-frames", metavar="on|off|DIR", help="Shared memory for jobs on this host.  [on]")
 @click.option("--console", metavar="on|off", help="Serve the web console at /console.  [off]")
 @click.option("--console-grafana", metavar="URL", help="A Grafana that the console links to.  [none]")
-@click.option("--console-oidc-role", metavar="ROLE", help="Sign people in at the role's provider.  [none]")
-@click.option("--console-oidc-client", metavar="ID", help="The console's client id there.")
+@click.option("--console-oidc-role", metavar="ROLE", help="Sign users in with this role's provider.  [none]")
+@click.option("--console-oidc-client", metavar="ID", help="The console's client id at that provider.")
 @click.option("--console-oidc-secret", metavar="FILE", help="File with the client's secret, if it has one.")
 @click.option("--user-ops", metavar="on|off", help="Run ops that users push, in a sandbox.  [on]")
-@click.option("--user-op-seconds", metavar="SECONDS", help="Time limit of such an op per sample.  [30]")
-@click.option("--user-op-memory", metavar="SIZE", help="Memory limit of a process for such ops.  [4GiB]")
+@click.option("--user-op-seconds", metavar="SECONDS", help="Time limit of a user op per sample.  [30]")
+@click.option("--user-op-memory", metavar="SIZE", help="Memory limit of a user-op process.  [4GiB]")
 @click.option("--durability", metavar="MODE", help="commit, or relaxed: synced a moment later.  [commit]")
 @click.option(
     "--sync-interval", metavar="SECONDS", help="When relaxed: seconds until a write is on disk.  [1]"
@@ -125,7 +125,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option(
     "--origin-patience",
     metavar="SECONDS",
-    help="How long readers of cached data wait for a silent origin.  [3]",
+    help="How long reads of cached data wait for an origin that does not answer.  [3]",
 )
 @click.option(
     "--scrub-interval", metavar="SECONDS", help="Time between scrubs of all bytes.  [1209600: 14 days]"
@@ -148,7 +148,7 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--audit-files", metavar="N", help="Rotated audit logs to keep.  [10]")
 @click.option("--trace-endpoint", metavar="URL", help="Send traces to this OTLP collector.  [none]")
 @click.option("--trace-ratio", metavar="SHARE", help="Share of requests to trace, 0 to 1.  [0.01]")
-@click.option("--trace-keys", metavar="on|off", help="Name keys of objects in traces.  [off]")
+@click.option("--trace-keys", metavar="on|off", help="Include object keys in traces.  [off]")
 @click.option("--config", metavar="FILE", help="YAML file with any of these settings.")
 @click.option(
     "--sigv2", metavar="WHICH", help="Accept signature version 2: presigned, all or off.  [presigned]"
@@ -166,25 +166,25 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--peer-ca", metavar="FILE", help="CA certificates for other nodes.")
 @click.option("--zone", metavar="NAME", help="Failure domain; copies are placed in different zones.")
 @click.option("--rack", metavar="NAME", help="Network locality; reads prefer nodes of the same rack.")
-@click.option("--machine", metavar="NAME", help="Machine of the disks, if the node may start on another.")
+@click.option("--machine", metavar="NAME", help="Machine that has the disks, if the node may move.")
 @click.option("--role", multiple=True, metavar="ROLE", help="store, cache, compute; repeatable.  [all]")
 @click.option("--weight", metavar="N", help="Share of the data.  [GiB of the disks]")
 @click.option(
-    "--copies", metavar="N", help="Nodes that store each object; set when the mesh is founded.  [2]"
+    "--copies", metavar="N", help="Nodes that store each object; set when the mesh is created.  [2]"
 )
 @click.option(
     "--slots",
     metavar="N",
-    help="Slots of names, 131072 for 10,000 nodes; set when the mesh is founded.  [16384]",
+    help="Number of slots, 131072 for 10,000 nodes; set when the mesh is created.  [16384]",
 )
-@click.option("--advertise", metavar="URL", help="URL of this node for others.  [the listen address]")
+@click.option("--advertise", metavar="URL", help="URL of this node for other nodes.  [the listen address]")
 @click.option("--lease", metavar="SECONDS", help="Silence after which a node counts as away.  [5]")
 @click.option(
     "--down-after", metavar="SECONDS", help="Time after which an absent node counts as down.  [900]"
 )
 @click.option("--head-timeout", metavar="SECONDS", help="Time limit for a request's line and headers.  [20]")
 @click.option("--max-connections", metavar="N", help="Maximum client connections of the node.  [16384]")
-@click.option("--drain-timeout", metavar="SECONDS", help="Time for running requests after SIGTERM.  [30]")
+@click.option("--drain-timeout", metavar="SECONDS", help="Time for requests to finish after SIGTERM.  [30]")
 @click.option(
     "--legacy-metric-names",
     metavar="on|off",

@@ -31,13 +31,13 @@ Examples:
   mesh mb s3://photos
   mesh cp -r ./photos s3://photos/train    upload a folder
   mesh ls s3://photos/train/               list it
-  mesh head s3://photos/train/             the dataset it would form
-  mesh preflight s3://photos/train/ --op decode:image   whether a job with it would work
-  mesh doctor -- python train.py           what slows a training job, and the fix
+  mesh head s3://photos/train/             show the dataset it forms
+  mesh preflight s3://photos/train/ --op decode:image   check that training on it would work
+  mesh doctor -- python train.py           find what slows a training job, and the fix
 \b
 Every command's help has examples: mesh view create --help
-Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,
-trusting over https the CAs in MESH_CA_BUNDLE (or AWS_CA_BUNDLE), else the system's.
+Connects to MESH_ENDPOINT (or AWS_ENDPOINT_URL) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+Over https it trusts the CAs in MESH_CA_BUNDLE (or AWS_CA_BUNDLE), by default the system's.
 Exit codes: 0 success, 1 failure, 2 usage or configuration error, 3 not found, 130 interrupted.
 Tab completion in bash: eval "$(_MESH_COMPLETE=bash_source mesh)"  (zsh_source, fish_source)"""
 

@@ -37,15 +37,19 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
         click.option("--credentials", metavar="NAME", help="A credentials file on the nodes, or anonymous."),
         click.option("--ttl", type=float, metavar="SECONDS", help="Revalidate after this time.  [60]"),
-        click.option("--immutable/--mutable", default=None, help="Objects never change: never revalidate."),
+        click.option("--immutable/--mutable", default=None, help="Objects never change; never revalidate."),
         click.option(
-            "--write", type=click.Choice(["through", "back", "off"]), help="How writes reach it.  [through]"
+            "--write",
+            type=click.Choice(["through", "back", "off"]),
+            help="How writes reach the origin.  [through]",
         ),
         click.option(
             "--quota", metavar="SIZE", help="Maximum cache size, such as 500GiB; 0 for no limit.  [0]"
         ),
         click.option("--pin", multiple=True, metavar="PREFIX", help="Keys that stay cached; repeatable."),
-        click.option("--home", multiple=True, metavar="NODE", help="A node that caches it; repeatable."),
+        click.option(
+            "--home", multiple=True, metavar="NODE", help="A node that caches the bucket; repeatable."
+        ),
     )
     for option in reversed(options):
         command = option(command)

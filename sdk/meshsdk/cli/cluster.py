@@ -51,7 +51,7 @@ def cluster() -> None:
     """Show the nodes of a mesh; drain, replace or give up nodes. Requires root's keys.
 
     \b
-    mesh cluster status --watch         nodes, and how far data has moved
+    mesh cluster status --watch         show nodes, and the progress of rebalancing
     mesh cluster drain n2               move the share of n2 to other nodes; then: mesh cluster remove n2
     mesh cluster undrain n2             cancel the drain
     mesh cluster replace n2             n2 has lost its disk: start it again on an empty directory
@@ -76,7 +76,7 @@ cluster.add_command(slots)
 )
 @shared_options
 def status(session: Session, watch: bool, every: float) -> None:
-    """Shows every node: its state, its share, and its rebalancing.
+    """Show every node: its state, its share of the data, and the progress of rebalancing.
 
     \b
     mesh cluster status --watch
@@ -109,7 +109,7 @@ def _changing(action: str, doc: str) -> None:
 
 
 _changing("drain", "Move the share of NODE to other nodes.\n\n`mesh cluster status` shows when it is empty.")
-_changing("undrain", "Cancel the drain of NODE.\n\nIt keeps what it still has.")
+_changing("undrain", "Cancel the drain of NODE.\n\nThe node keeps the data that it still has.")
 _changing(
     "replace",
     "Replace NODE, which has lost its data.\n\nIts share is rebuilt from the other copies. It joins again "
@@ -120,7 +120,7 @@ _changing("remove", "Remove an empty NODE from the cluster map.")
 
 @cluster.command()
 @click.argument("node")
-@click.option("--anyway", is_flag=True, help="Also give up data that only NODE has. This cannot be undone.")
+@click.option("--anyway", is_flag=True, help="Also give up data that only NODE has. Cannot be undone.")
 @shared_options
 def lost(session: Session, node: str, anyway: bool) -> None:
     """Give up NODE and rebuild its share at once.

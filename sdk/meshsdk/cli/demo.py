@@ -13,13 +13,14 @@ import click
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Toy size: less than half a minute.")
-@click.option("--stay", is_flag=True, help="Keep the daemon and its web console up until Ctrl-C.")
+@click.option("--stay", is_flag=True, help="Keep the daemon and its web console running until Ctrl-C.")
 def demo(quick: bool, stay: bool) -> None:
-    """Show the main job on one node: store, preprocess, train, resume, share.
+    """Try Shardmesh on one node: store, preprocess, train, resume, share.
 
-    It starts a daemon in a temporary directory, puts handwritten digits and photographs into it over S3,
-    trains a small network from the batches that the daemon makes, and checks all that it claims. One to three
-    minutes; Ctrl-C stops everything. It needs the daemon and torch: pip install 'shardmesh[server,torch]'.
+    Starts a daemon in a temporary directory, uploads handwritten digits and photographs over S3, trains a
+    small network on the batches that the daemon prepares, and checks every claim that it prints. Takes one to
+    three minutes; Ctrl-C stops everything. Requires the daemon and torch:
+    pip install 'shardmesh[server,torch]'.
 
     \b
     mesh demo

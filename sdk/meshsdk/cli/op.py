@@ -40,14 +40,14 @@ def wheel_options(command: Any) -> Any:
     command = click.option(
         "--requirements",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="File of requirements, each to bring along as a wheel.",
+        help="Requirements file; each requirement is sent as a wheel.",
     )(command)
     return click.option(
         "--wheel",
         "wheels",
         multiple=True,
         metavar="FILE|NAME",
-        help="A wheel to bring along, or what pip calls it; repeatable.",
+        help="A wheel to send, or a requirement for pip to download; repeatable.",
     )(command)
 
 
@@ -70,9 +70,9 @@ def push(
     Each function becomes the op NAME/FUNCTION, for plans (`ops.user`) and views (`--op`). Its version is
     the hash of the content: plans keep the build they were created with, whatever is pushed later.
 
-    Libraries that the nodes lack come along as wheels. pip gets those that are named, for this machine,
-    without what they depend on. Compiled wheels need a kernel with Landlock on the nodes, and one for each
-    Python and processor that nodes have.
+    Libraries that the nodes do not have are sent as wheels. pip downloads the named ones for this machine,
+    without their dependencies. Compiled wheels require nodes whose kernel has Landlock, and one wheel for
+    each Python version and CPU architecture among the nodes.
 
     \b
     mesh op push augment.py
@@ -172,7 +172,7 @@ def test(
     """Apply an op to chosen objects, and report the results.
 
     A file is pushed as a draft first, so nothing else changes. Each sample is processed twice, in different
-    order, to detect an op that does not repeat itself. A prefix (`s3://photos/train/`) stands for its first
+    order, to detect an op that is not deterministic. A prefix (`s3://photos/train/`) stands for its first
     objects. Exit code 1 if anything is wrong.
 
     \b

@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source", type=RemoteType(), metavar="URL")
-@click.option("-n", "--dry-run", is_flag=True, help="Only measure what it would gain and cost.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only estimate the gain and the cost.")
 @click.option("--rate", metavar="SIZE", help="Maximum per second over all nodes, such as 50MiB.  [no limit]")
 @detach_option
 @shared_options
 def relayout(session: Session, source: Remote, dry_run: bool, rate: str | None, detach: bool) -> int:
-    """Put the objects below URL next to each other on the rotational disks of the nodes, in order of key.
+    """Sort the objects below URL by key on the nodes' rotational disks, so that an epoch seeks less.
 
-    Objects that many connections wrote in random order lie scattered, and an epoch over them seeks. Objects
-    that lie well are not touched; versions, ETags and times stay. It is a job that leaves half of the disks'
-    time to others: `mesh job ls`, `show` and `cancel` know it; started again, it goes on where it stopped.
+    Objects that were written over many connections in random order are scattered over a disk, and reading
+    them in order of key seeks for each. Objects that are in order already are not moved. Versions, ETags and
+    times do not change. The command starts a job that uses at most half of the disks' time; `mesh job ls`,
+    `show` and `cancel` apply to it. Started again, it continues where it stopped.
 
     \b
-    mesh relayout s3://photos/train/ --dry-run      what it would gain and cost
+    mesh relayout s3://photos/train/ --dry-run      estimate the gain and the cost
     mesh relayout s3://photos/train/
     mesh relayout s3://photos/ --rate 50MiB -d      slowly, in the background
     """

@@ -54,11 +54,11 @@ def tokenize(
     shard_tokens: str,
     skip_bad: bool,
 ) -> None:
-    """Tokenise a corpus once and store the tokens under DESTINATION, for
+    """Tokenize a corpus once and store the tokens under DESTINATION, for
     `mesh.open(DESTINATION, kind="tokens")`.
 
     The files have Megatron's format (NAME.bin and NAME.idx), with uint16 for vocabularies up to 65,536, else
-    int32. The nodes tokenise. A run that was interrupted continues when it is started again.
+    int32. The nodes do the work. An interrupted run continues when it is started again.
 
     \b
     mesh tokenize s3://corpus/v1 s3://corpus/tokens --kind lines --text text --tokenizer s3://models/gpt2.json

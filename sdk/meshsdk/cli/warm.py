@@ -25,7 +25,7 @@ _SCHEME = "s3://"
 
 @click.command()
 @click.argument("target", metavar="PLAN|URL")
-@click.option("--plan", metavar="HASH", help="The plan, if the samples below a URL are meant.")
+@click.option("--plan", metavar="HASH", help="The plan, if the argument is a URL.")
 @click.option("--epoch", type=click.IntRange(0), metavar="N", help="The first epoch to prepare.  [0]")
 @click.option(
     "--cache", metavar="SIZE", help="Keep at most this much per node, as Loader(cache=).  [node decides]"
@@ -42,14 +42,14 @@ def warm(
     rate: str | None,
     detach: bool,
 ) -> int:
-    """Decode a plan's samples once, before training: the results of all ops before a field's first random op
+    """Decode a plan's samples once, before training. The results of all ops before a field's first random op
     go to the decoded caches of the nodes that will need them, so that the first epoch is as fast as later
     ones.
 
-    `mesh plans ls` lists plans, and `loader.plan` has the hash of a loader's own; its first digits suffice.
-    Nodes work on it only while no batch waits. One job covers all nodes: `mesh job ls`, `show` and `cancel`
-    know it, and started again, it continues with what is missing. At its end it tells what was kept, and what
-    was not, and why.
+    `mesh plans ls` lists plans, and `loader.plan` has the hash of a loader's own plan; its first digits
+    suffice. Nodes work on it only while no batch is waiting. One job covers all nodes: `mesh job ls`, `show`
+    and `cancel` apply to it. Started again, it continues with what is missing. At the end it reports what was
+    kept, what was not, and why.
 
     \b
     mesh warm 3f9c01d2                                     all samples of a plan

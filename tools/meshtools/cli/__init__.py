@@ -1,4 +1,4 @@
-"""The commands of `mesh` that this package registers: doctor, top and cache.
+"""The commands of `mesh` that this package registers: cache, doctor, simulate, sizing, top and tune.
 
 Law: as in `meshsdk.cli`: a command parses, calls the tool and prints; the tool's modules are imported when
 the command runs.

@@ -46,7 +46,7 @@ class _Size(click.ParamType[float]):
 
 @click.group("cache")
 def cache() -> None:
-    """Simulates a cache: replays traces of reads on eviction policies."""
+    """Simulate a cache: replay traces of reads against eviction policies."""
 
 
 @cache.command()
@@ -61,21 +61,21 @@ def cache() -> None:
 @click.option("--capacity", type=_Size(share=True), default="0.3", help="Bytes, or a share of the data.")
 @click.option("--segment", type=_Size(), help="Bytes of a data file [default: 256MiB, or 1/64 of the cache].")
 @click.option(
-    "--policy", "policies", type=click.Choice(_NAMES), multiple=True, help="Only these; repeatable."
+    "--policy", "policies", type=click.Choice(_NAMES), multiple=True, help="Only this policy; repeatable."
 )
 @shared_options
 def simulate(
     session: Session, trace: IO[str] | None, capacity: float, segment: int | None, **made: Any
 ) -> int:
-    """Prints the share of the reads of TRACE that each policy serves.
+    """Print the share of the reads of TRACE that each policy serves from the cache.
 
     A trace (- is stdin) is JSON lines, {"key": "a.jpg", "size": 1000, "bucket": "photos"} for each read, or
     CSV with the columns key, size and optionally bucket. Use --epochs or --zipf instead of a file, or both
     for a mixture.
 
-    `segments` is the policy of Shardmesh; `segments+plan` is the same policy with knowledge of the reads to
-    come; `belady` is the upper bound of any policy, in bytes. `warm` counts only reads of items that were
-    read before. The command sends no requests.
+    `segments` is the policy of Shardmesh; `segments+plan` is the same policy with knowledge of future reads;
+    `belady` is the upper bound of any policy, in bytes. `warm` counts only reads of items that were read
+    before. The command sends no requests.
 
     \b
     mesh cache simulate reads.jsonl --capacity 64GiB

@@ -58,12 +58,12 @@ def doctor(
     loader: int,
     steps: int,
 ) -> None:
-    """Finds what a training job waits for, by leaving out one stage after the other: fetching,
-    preprocessing, the network, until only its own compute is left. Names the longest stall and its cheapest
-    fix, with the most that the fix can gain.
+    """Find what a training job waits for, by removing one stage after the other (fetching, preprocessing, the
+    network) until only its own compute is left. Report the longest stall and its cheapest fix, with the
+    maximum gain of that fix.
 
-    A command runs unmodified, and is ended when the measurement is complete. It trains on batches that
-    repeat: let it write its checkpoints to another place.
+    A command runs unmodified, and is stopped when the measurement is complete. It trains on repeated batches:
+    make it write its checkpoints to a scratch directory.
 
     \b
     mesh doctor -- python train.py
@@ -79,7 +79,7 @@ def doctor(
     if target is None:
         if fields or ops or condition or batch or world or step_time:
             raise ConfigurationError(
-                "a command has its own dataset and batch: use only --steps and --loader with it"
+                "a command has its own dataset and batch size; with a command, use only --steps and --loader"
             )
         line = session.lines("doctor", len(RUNS))  # the command prints, too: its output would tear a bar
         _show(

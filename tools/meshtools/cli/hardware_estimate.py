@@ -79,7 +79,7 @@ class _Seconds(click.ParamType[float]):
 @click.option("--delivered-bytes", type=_Bytes(), help="Bytes of a sample after the ops.")
 @click.option("--gpus", type=click.IntRange(1), help="GPUs of a job.")
 @click.option("--gpu-rate", type=_Bytes(), help="Stored bytes that each GPU consumes, such as 200MB/s.")
-@click.option("--gpu-samples", type=click.FloatRange(0), help="The same in samples a second, instead.")
+@click.option("--gpu-samples", type=click.FloatRange(0), help="The same in samples per second.")
 @click.option("--epochs", type=click.IntRange(1), help="Epochs of a job [1].")
 @click.option("--jobs", type=click.IntRange(1), help="Jobs at the same time [1].")
 @click.option("--share/--no-share", "sharing", default=None, help="The jobs share prepared samples.")
@@ -89,7 +89,7 @@ class _Seconds(click.ParamType[float]):
     "--budget",
     "budget_usd",
     type=click.FloatRange(0),
-    help="Most USD for hardware; alternatives over it are marked.",
+    help="Maximum cost of hardware in USD; alternatives above it are marked.",
 )
 @click.option("--copies", type=click.IntRange(1, 7), default=2, show_default=True, help="Copies of the data.")
 @click.option(
@@ -125,11 +125,11 @@ def sizing(
     plot: Path | None,
     **given: Any,
 ) -> int:
-    """Computes what to buy for a training job: nodes, drives, memory, cores and network; what bounds each
-    alternative, what an epoch takes and costs, and how many such runs fit at once.
+    """Estimate the hardware for a training job: nodes, drives, memory, cores and network. For each
+    alternative, print what limits it, the time and cost of an epoch, and how many such jobs fit at once.
 
-    DESCRIPTION is TOML with the names of docs/sizing.md; options win over it. Nothing is contacted, except
-    with --like. Only loads are computed: `mesh simulate` shows what happens over time.
+    DESCRIPTION is a TOML file with the names of docs/sizing.md; options override it. No node is contacted,
+    except with --like. The estimate is of average loads; `mesh simulate` shows what happens over time.
 
     \b
     mesh sizing --data 100TB --sample-bytes 70KB --gpus 16 --gpu-rate 200MB/s

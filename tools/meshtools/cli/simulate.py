@@ -20,10 +20,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("scenario", required=False)
-@click.option("--list", "listed", is_flag=True, help="List the scenarios that ship, and what each shows.")
-@click.option("--show", is_flag=True, help="Print the scenario as TOML, to change it, and simulate nothing.")
+@click.option("--list", "listed", is_flag=True, help="List the built-in scenarios, and what each shows.")
+@click.option("--show", is_flag=True, help="Print the scenario as TOML, and simulate nothing.")
 @click.option("--seed", type=click.IntRange(0), help="Seed instead of the scenario's.")
-@click.option("--trace", type=_FILE, help="Write a trace that Perfetto opens (JSON).")
+@click.option("--trace", type=_FILE, help="Write a trace for Perfetto (JSON).")
 @click.option("--plot", type=ChartFile(), help="Write a chart (SVG).")
 @shared_options
 def simulate(
@@ -35,9 +35,9 @@ def simulate(
     trace: Path | None,
     plot: Path | None,
 ) -> int:
-    """Simulates training on a mesh, with faults, or years of disk failures. SCENARIO is the name of one that
-    ships, or a TOML file, whose names docs/simulator.md explains. The same seed gives the same result; no
-    mesh is needed.
+    """Simulate training on a mesh, with faults, or years of disk failures. SCENARIO is the name of a built-in
+    scenario, or a TOML file as docs/simulator.md describes it. The same seed gives the same result. No mesh
+    is needed.
 
     \b
     mesh simulate --list

@@ -20,17 +20,16 @@ _SOON: Final = 0.5  # seconds until the first screen
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print one screen and end; the default without a terminal.")
+@click.option("--once", is_flag=True, help="Print one screen and exit; the default without a terminal.")
 @click.option(
     "-i", "--interval", type=click.FloatRange(0.1, 3600), default=2.0, help="Seconds per screen [2]."
 )
 @shared_options
 def top(session: Session, once: bool, interval: float) -> None:
-    """Shows GPUs (MIG instances separately), CPU, memory, disks and network of this machine, its training
-    jobs with their rate, stall and accelerator utilisation, and the activity of the nodes behind
-    MESH_ENDPOINT.
+    """Show GPUs (MIG instances separately), CPU, memory, disks and network of this machine, its training jobs
+    with their rate, stall and accelerator utilization, and the activity of the nodes at MESH_ENDPOINT.
 
-    Jobs of this user always appear, jobs of other users if their pages are readable, and jobs on other
+    Your own jobs always appear; jobs of other users appear if their pages are readable, and jobs on other
     machines if they report (mesh.Loader(…, report=NAME)).
 
     \b

@@ -45,7 +45,7 @@ _LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
     help="Seconds for which the mesh is observed, before and after a change [15].",
 )
 @click.option(
-    "--apply", "applies", is_flag=True, help="Make the changes that can be made live; asks for each."
+    "--apply", "applies", is_flag=True, help="Make the changes that a running mesh accepts; asks before each."
 )
 @click.option(
     "--yes", is_flag=True, help="With --apply: do not ask; make every change with a predicted gain."
@@ -55,13 +55,13 @@ _LEAST_WINDOW: Final = 5.0  # seconds; loops report once a second at most
     multiple=True,
     type=click.Choice(KINDS),
     metavar="KIND",
-    help=f"Changes of this kind alone; repeatable: {', '.join(KINDS)}.",
+    help=f"Only changes of this kind; repeatable: {', '.join(KINDS)}.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(min=0),
     default=900.0,
-    help="With --apply: most seconds until the loops are an epoch further [900].",
+    help="With --apply: maximum seconds to wait for the loops to complete an epoch [900].",
 )
 @click.option(
     "--set",
@@ -80,12 +80,12 @@ def tune(
     patience: float,
     changes: Sequence[str],
 ) -> None:
-    """Says what to change on a live mesh: caches, order of a loop, read-ahead, sharing, parallel runs,
-    copies. Each change has the gain that the model of `mesh sizing` predicts from what is measured now, the
-    reason, and the command. Run it while training runs, with loops that report (MESH_REPORT=NAME).
+    """Suggest changes to a running mesh: caches, order of a loop, read-ahead, sharing, parallel runs, copies.
+    Each change comes with the gain that the model of `mesh sizing` predicts from current measurements, the
+    reason, and the command. Run it during training, with loops that report (MESH_REPORT=NAME).
 
-    With --apply, quotas and copies of buckets are changed, since nothing else can be while nodes run. Then it
-    says what was gained. Copies make nothing faster: --yes leaves them alone, unless --only names them.
+    With --apply, change quotas and copies of buckets, which are all that running nodes accept, and measure
+    the gain. Copies make nothing faster: --yes does not change them, unless --only names them.
 
     \b
     mesh tune
