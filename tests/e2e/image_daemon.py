@@ -75,10 +75,12 @@ def picture(number: int, kind: str) -> bytes:
     return body.getvalue()
 
 
-def use_daemon() -> dict[str, str]:
-    """Write and read objects, push an op, and load a batch of each format; return hashes of the batches."""
+def use_daemon(endpoint: str) -> dict[str, str]:
+    """Write and read objects, push an op, and load a batch of each format; return hashes of the batches.
+
+    The environment has the daemon's address and keys, which `mesh op push` reads, too."""
     hashes = {}
-    with mesh.connect(ENDPOINT) as client:
+    with mesh.connect(endpoint) as client:
         client.create_bucket("pictures")
         for name, kind in FORMATS.items():
             for number in range(PICTURES):
@@ -124,7 +126,7 @@ def main() -> None:
         with started(arguments, settings):
             until_answered(f"{ENDPOINT}/-/ready")
             subprocess.run(health, check=True, timeout=PATIENCE)
-            found["batches"] = use_daemon()
+            found["batches"] = use_daemon(ENDPOINT)
             found["metrics"] = len(until_answered(f"{ENDPOINT}/metrics").splitlines())
     print(json.dumps(found), flush=True)
 

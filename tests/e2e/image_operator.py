@@ -9,8 +9,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.e2e.image_contents import identity, import_everything, load_libraries, started, until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 HEALTH = "127.0.0.1:8080"
 
@@ -26,17 +30,22 @@ def kubeconfig(server: str) -> str:
     return json.dumps(document)
 
 
+def start_operator(command: Sequence[str], health: str) -> Any:
+    """Start the command without a cluster, and return what its health endpoint answers at this address."""
+    with tempfile.TemporaryDirectory() as place:
+        config = Path(place) / "kubeconfig"
+        config.write_text(kubeconfig("http://127.0.0.1:1"))
+        with started(command, {"KUBECONFIG": str(config), "MESH_OPERATOR_HEALTH": health}):
+            return json.loads(until_answered(f"http://{health}/healthz"))
+
+
 def main() -> None:
     found = {
         "identity": identity(),
         "modules": import_everything(["meshoperator"]),
         "libraries": load_libraries(),
+        "health": start_operator(sys.argv[1:], HEALTH),
     }
-    with tempfile.TemporaryDirectory() as place:
-        config = Path(place) / "kubeconfig"
-        config.write_text(kubeconfig("http://127.0.0.1:1"))
-        with started(sys.argv[1:], {"KUBECONFIG": str(config), "MESH_OPERATOR_HEALTH": HEALTH}):
-            found["health"] = json.loads(until_answered(f"http://{HEALTH}/healthz"))
     print(json.dumps(found), flush=True)
 
 
