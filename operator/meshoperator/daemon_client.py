@@ -187,7 +187,7 @@ class DaemonClient:
 
 
 def _encoded(url: str) -> Any:
-    from yarl import URL  # aiohttp's own dependency; keeps the URL exactly as signed
+    from yarl import URL  # keeps the URL exactly as signed
 
     return URL(url, encoded=True)
 

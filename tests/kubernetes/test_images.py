@@ -1,18 +1,16 @@
 """The Dockerfiles, as far as that goes without building them: hadolint, what they copy, their user, labels
-and command, and whether the operator's extra has all that it imports.
+and command. Whether what they leave is enough: tests/component/project/test_image_environments.py.
 
 `make e2e` checks what `make images` built (tests/e2e/images.py): minutes, and it needs a builder.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -93,29 +91,5 @@ def test_it_starts_what_is_installed(dockerfile: Path) -> None:
     assert program[1] in known
 
 
-def test_the_operators_extra_has_all_that_it_imports() -> None:
-    named = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["operator"]]
-    known = names(named)
-    known |= {"httpx2", "yarl"}  # lightkube's and aiohttp's own
-    where = packages_distributions()
-    for path in (ROOT / "operator").rglob("*.py"):
-        for module in imported(path):
-            top = module.partition(".")[0]
-            if top in sys.stdlib_module_names or top in ("meshoperator", "meshwire"):
-                continue
-            assert top != "meshd", f"{path}: the operator's image has no server"
-            assert names(where.get(top, [])) & known, f"{path}: {top}"
-
-
 def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[^\w.-]", each)[0].lower().replace("_", "-") for each in requirements}
-
-
-def imported(path: Path) -> list[str]:
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
-    return found
