@@ -9,6 +9,7 @@ folder and files, and a `__main__` of its own; it ends when whoever asked for it
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -51,6 +52,7 @@ def run(request: Request) -> NoReturn:
     os.environ.clear()
     os.environ.update(request.environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.enable(file=2)  # SIGABRT once was all that a rank of torchrun left
     renew_shared_memory()
     added = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     sys.path[:0] = [each for each in added if each not in sys.path]

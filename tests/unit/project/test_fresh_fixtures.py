@@ -52,9 +52,14 @@ def test_after(shared):
     [("call", "1 failed, 2 passed"), ("teardown", "3 passed, 1 error")],
 )
 def test_what_a_failed_test_shared_is_made_anew(tmp_path: Path, where: str, outcome: str) -> None:
+    assert outcome_of(tmp_path, f"WHERE = {where!r}\n{_FILE}").startswith(f"{outcome} in ")
+
+
+def outcome_of(tmp_path: Path, text: str) -> str:
+    """The last line of pytest for a file of tests, with the plugin."""
     file = tmp_path / "test_some.py"
-    file.write_text(f"WHERE = {where!r}\n{_FILE}")
-    words = ["-m", "pytest", "-q", "-p", "tests.support.fresh_fixtures"]
+    file.write_text(text)
+    words = ["-m", "pytest", "-q", "-W", "error", "-p", "tests.support.fresh_fixtures"]
     done = subprocess.run(
         [
             sys.executable,
@@ -73,4 +78,29 @@ def test_what_a_failed_test_shared_is_made_anew(tmp_path: Path, where: str, outc
         timeout=60,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
     )
-    assert done.stdout.splitlines()[-1].startswith(f"{outcome} in "), done.stdout + done.stderr
+    print(done.stdout, done.stderr)
+    return done.stdout.splitlines()[-1]
+
+
+_UNCLOSED = """
+import gc, socket
+
+class Cycle:
+    def __init__(self):
+        self.me, self.socket = self, socket.socket()
+
+def test_breaks():
+    one, cycle = socket.socket(), Cycle()
+    assert not one
+
+def test_after():
+    gc.collect()
+"""
+
+
+def test_what_a_failed_test_had_open_fails_no_other(tmp_path: Path) -> None:
+    assert outcome_of(tmp_path, _UNCLOSED).startswith("1 failed, 1 passed in ")
+
+
+def test_what_a_test_leaves_open_that_did_not_fail_is_told(tmp_path: Path) -> None:
+    assert outcome_of(tmp_path, _UNCLOSED.replace("not one", "one")).startswith("1 failed, 1 passed in ")
