@@ -1,8 +1,9 @@
 """CPU of the daemon for a sample without ops: `python -m bench.raw_samples --files 10 --lines 40000`.
 
-The samples are lines of 60 bytes, shuffled, in batches of 1,024. CPU seconds are those of all processes of
-the daemon, over two epochs. `--files 10 --lines 10000000 --bytes 16 --batches 400` reads the first batches of
-100,000,000 samples, to compare with `--lines 10000`: what a sample costs does not depend on their number.
+The samples are lines of 60 bytes, shuffled, in batches of 1,024; with `--kind tar` members of archives, with
+`--op cast` they are read as arrays of numbers and cast by one column op. CPU seconds are those of all
+processes of the daemon, over two epochs. `--files 10 --lines 10000000 --bytes 16 --beside 10000` compares
+100,000,000 samples with 100,000, in turns: what a sample costs should not depend on their number.
 """
 
 from __future__ import annotations
@@ -10,56 +11,152 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import statistics
 import time
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import meshsdk as mesh
+from bench.interleave import turns
 from bench.processes import cpu_seconds
 from bench.tables import verdict
+from meshsdk import ops
+from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _ROWS: Final = 1024  # unless --rows says otherwise
-_RATE, _CPU = 500_000, 4.0
-"""The bars: samples a second at least, microseconds of CPU a sample at most."""
+_RATE, _OP_RATE, _CPU = 500_000, 300_000, 4.0
+"""The bars: samples a second at least, without an op and with one; microseconds of CPU a sample at most,
+without an op."""
+_APART: Final = 10
+"""The bar of --beside: per cent by which the rates differ at most."""
 
 
 def main() -> None:
-    """Print samples a second and microseconds of CPU a sample for each epoch."""
+    """Print samples a second and microseconds of CPU a sample for each epoch, or for each number of
+    samples."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--lines", type=int, default=40_000, help="of each file")
     parser.add_argument("--bytes", type=int, default=60, help="of a line")
+    parser.add_argument("--kind", choices=("lines", "tar"), default="lines")
+    parser.add_argument("--op", choices=("cast",), help="one column op: uint8 to float32")
     parser.add_argument("--rows", type=int, default=_ROWS, help="of a batch")
     parser.add_argument("--batches", type=int, help="of each epoch; default: all")
+    parser.add_argument("--beside", type=int, metavar="LINES", help="compare with files of so many lines")
+    parser.add_argument("--rounds", type=int, default=6, help="of --beside, after one that does not count")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
     given = parser.parse_args()
-    daemon = Daemon(None, (), {}, 1)
+    daemon = Daemon(None, (), {}, given.workers)
     daemon.checkout = given.checkout
     with daemon:
         daemon.up()
-        client = daemon.client()
-        client.create_bucket(Bucket="many")
-        for file in range(given.files):
-            numbers = range(file * given.lines, (file + 1) * given.lines)
-            body = b"".join(b"%0*d\n" % (given.bytes - 1, number) for number in numbers)
-            client.put_object(Bucket="many", Key=f"{file:09}.txt", Body=body)
-        client.close()
         os.environ |= {
             "MESH_ENDPOINT": daemon.endpoint,
             "AWS_ACCESS_KEY_ID": daemon.access_key,
             "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
         }
-        samples = mesh.open("s3://many", fields={"text": "txt"}, kind="lines")
-        loader = mesh.Loader(samples, global_batch=given.rows, shuffle=True, seed=1)
+        if given.beside is not None:
+            _compare(daemon, given)
+            return
+        loader = _loader(daemon, "many", given.lines, given)
         for epoch in range(2):
-            loader.set_epoch(epoch)
-            began, used = time.monotonic(), cpu_seconds(daemon.pid)
-            rows = given.rows * sum(1 for _ in itertools.islice(loader, given.batches))
-            took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
-            rate, each = rows / took, cpu / rows * 1e6
-            cost = f"{each:.1f} us of CPU a sample ({verdict(each, _CPU, at_most=True)})"
-            print(f"{rows:,} samples, {rate:,.0f}/s ({verdict(rate, _RATE)}), {cost}", flush=True)
+            _tell(f"epoch {epoch}", _read(daemon, loader, epoch, given.batches, given.rows), given)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was read: rows, seconds, and CPU seconds of the daemon and of this process."""
+
+    rows: int
+    seconds: float
+    cpu: float
+    own: float
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.rows / self.seconds
+
+    @property
+    def cost(self) -> float:
+        """Microseconds of the daemon's CPU a sample."""
+        return self.cpu / self.rows * 1e6
+
+
+def _loader(daemon: Daemon, bucket: str, lines: int, given: argparse.Namespace) -> mesh.Loader:
+    """Store the samples, open them and return a loader."""
+    client = daemon.client()
+    client.create_bucket(Bucket=bucket)
+    ending = "tar" if given.kind == "tar" else "txt"
+    for file in range(given.files):
+        body = _file(given.kind, range(file * lines, (file + 1) * lines), given.bytes - 1)
+        client.put_object(Bucket=bucket, Key=f"{file:09}.{ending}", Body=body)
+    client.close()
+    samples = mesh.open(f"s3://{bucket}", fields={"text": "txt"}, kind=given.kind)
+    if given.op is not None:
+        samples = samples.map(
+            ops.frombuffer("text", "uint8", shape=[given.bytes - 1]), ops.cast("text", "float32")
+        )
+    return mesh.Loader(samples, global_batch=given.rows, shuffle=True, seed=1)
+
+
+def _file(kind: str, numbers: Iterable[int], width: int) -> bytes:
+    if kind == "tar":
+        return tar_of({f"{number:09}.txt": b"%0*d" % (width, number) for number in numbers})
+    return b"".join(b"%0*d\n" % (width, number) for number in numbers)
+
+
+def _read(daemon: Daemon, loader: mesh.Loader, epoch: int, batches: int | None, rows: int) -> _Reading:
+    loader.set_epoch(epoch)
+    began, used, own = time.monotonic(), cpu_seconds(daemon.pid), time.process_time()
+    count = rows * sum(1 for _ in itertools.islice(loader, batches))
+    took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
+    return _Reading(count, took, cpu, time.process_time() - own)
+
+
+def _tell(name: str, done: _Reading, given: argparse.Namespace) -> None:
+    rate, cost = (_RATE, _CPU) if given.op is None else (_OP_RATE, None)
+    bar = verdict(done.cost, cost, at_most=True)
+    print(
+        f"{name}: {done.rows:,} samples, {done.rate:,.0f}/s ({verdict(done.rate, rate)}), "
+        f"{done.cost:.2f} us of the daemon's CPU a sample{f' ({bar})' if bar else ''}, "
+        f"{done.own / done.rows * 1e6:.2f} us of this process",
+        flush=True,
+    )
+
+
+def _compare(daemon: Daemon, given: argparse.Namespace) -> None:
+    """Read as many batches of few samples as of many, in turns."""
+    few, many = (f"{given.files * lines:,} samples" for lines in (given.beside, given.lines))
+    loaders = {
+        few: _loader(daemon, "few", given.beside, given),
+        many: _loader(daemon, "many", given.lines, given),
+    }
+    whole = given.files * min(given.beside, given.lines) // given.rows
+    batches = min(given.batches or whole, whole)
+    if batches < 1:
+        raise SystemExit("raw_samples: the smaller data set has not one whole batch; use a smaller --rows")
+    found = defaultdict[str, list[_Reading]](list)
+    for number, name in turns("raw samples", loaders, given.rounds + 1, lambda _: None):
+        done = _read(daemon, loaders[name], number, batches, given.rows)
+        if number:  # the first round maps files and opens pages
+            found[name].append(done)
+    middle = {
+        name: (statistics.median(one.rate for one in rounds), statistics.median(one.cost for one in rounds))
+        for name, rounds in found.items()
+    }
+    for name, (rate, cost) in middle.items():
+        print(f"{name}: {rate:,.0f}/s, {cost:.2f} us of the daemon's CPU a sample, medians of {given.rounds}")
+    rate, cost = (100 * (middle[many][place] / middle[few][place] - 1) for place in (0, 1))
+    bar = verdict(abs(rate), _APART, at_most=True)
+    print(f"{many} beside {few}: rate {rate:+.1f} % (apart {bar}), the daemon's CPU a sample {cost:+.1f} %")
 
 
 if __name__ == "__main__":

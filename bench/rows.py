@@ -148,7 +148,7 @@ def store_rows(scale: Scale) -> tuple[Row, ...]:
             (_ahead(1.5),),
             cpu=CpuBar(100, 0.4),
         ),
-        Row("get-1m", "GET 1 MiB × 8", "GET", MIB, 8, 64, reading, fast),
+        Row("get-1m", "GET 1 MiB × 8", "GET", MIB, 8, 64, reading, fast, cpu=CpuBar(ratio=1.0)),
         Row("get-64m", f"GET {title} × 4", "GET", large, 4, 8, reading, limit),
         Row("put-10k", "PUT 10 KiB × 16", "PUT", 10 * KIB, 16, keys, writing, small, cpu=CpuBar(500)),
         Row("put-64m", f"PUT {title} × 4", "PUT", large, 4, 4, writing, (_ahead(1.0),)),
