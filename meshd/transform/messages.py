@@ -27,6 +27,8 @@ from meshd.transform.decoded_cache.messages import (  # noqa: TC001  msgspec rea
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import numpy.typing as npt
+
     from meshd.transform.source_files import Piece
 
 
@@ -43,9 +45,9 @@ FailureKind = Literal["bad", "op", "read", "damaged"]
 class FieldPlaces(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where some fields of the rows of a block are: field number and distance in bytes from the row's offset.
 
-    `files`: int32[rows], index into the block's `files`; `offsets`: int64[rows] in the file; `lengths`:
-    int64[rows], of a single ragged field; `sums`: int64[rows], the crc32c of the value in each row, -1 where
-    none is known, of a single field; none if none is known. All little-endian.
+    Integers [rows], as `pack_integers` returns them: `files`: indices into the block's `files`; `offsets`: in
+    the file; `lengths`: of a single ragged field. `sums`: int64[rows], little-endian, the crc32c of the value
+    in each row, -1 where none is known, of a single field; none if none is known.
     """
 
     files: bytes
@@ -59,7 +61,8 @@ class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`count` rows of a frame, some of which are copied; the others have to be rendered after it.
 
     `widths`: bytes of each field of a row in its file, ordered by name; 0 for a ragged field. `rows`: int32,
-    the rows to copy, from the block's first row. `files`: indices into the request's `paths`.
+    the rows to copy, from the block's first row; none if it is all of them. `files`: indices into the
+    request's `paths`.
     """
 
     count: int
@@ -138,13 +141,14 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 class RaggedColumn(msgspec.Struct, frozen=True, array_like=True):
     """One ragged field in the scratch file: `lengths` in bytes and `shapes`, one per rendered row.
 
-    Of a block instead `run`: int64[rows of the block], the bytes of each row, little-endian.
+    Of a block instead `run`: the bytes of each of its `count` rows, as `pack_integers` returns them.
     """
 
     field: int
     lengths: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     run: bytes = b""
+    count: int = 0
 
 
 class OpUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -186,6 +190,18 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     copied: int = 0
     spans: tuple[Timed, ...] = ()
     cpu: float = 0.0
+
+
+def pack_integers(values: npt.NDArray[Any]) -> bytes:
+    """Return integers of 0 or more, little-endian, in as few bytes each as the largest one needs: messages
+    carry bytes in base64, which costs more than the arithmetic."""
+    narrow = np.min_scalar_type(int(values.max())) if values.size else np.dtype(np.uint8)
+    return values.astype(narrow.newbyteorder("<")).tobytes()
+
+
+def unpack_integers(data: bytes, count: int) -> npt.NDArray[Any]:
+    """Return the `count` unsigned integers that `pack_integers` packed, in their width."""
+    return np.frombuffer(data, f"<u{len(data) // count}") if count else np.zeros(0, np.uint8)
 
 
 RENDER: Method[RenderRequest, RenderReply] = Method("render", RenderRequest, RenderReply)

@@ -17,6 +17,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshd.transform.errors import BadSampleError
+from meshd.transform.messages import unpack_integers
 from meshd.transform.source_files import PROC_PREFIX, SourceDamagedError, SourceGoneError
 from meshwire.plan.keyed_random import KeyedRandom
 
@@ -60,12 +61,13 @@ class BlockCopier:
     ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
         """Write the fields of the rows from `first` on into the frame; `pause` is called when all is read.
 
-        Returns for each ragged field, by its number, the bytes of each row, and all of them. Raises
-        SourceGoneError; SourceDamagedError, BadSampleError, or any error of an op, if a row has to be looked
-        at.
+        Returns for each field without a target, as ragged ones are, by its number, the bytes of each row, and
+        all of them. Raises SourceGoneError; SourceDamagedError, BadSampleError, or any error of an op, if a
+        row has to be looked at.
         """
         stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
-        rows, paths = np.frombuffer(block.rows, "<i4"), [request.paths[file] for file in block.files]
+        rows = np.frombuffer(block.rows, "<i4") if block.rows else np.arange(block.count, dtype=np.int32)
+        paths = [request.paths[file] for file in block.files]
         ragged: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
         for places in block.places:
             run = _ByFile(rows, places)
@@ -86,9 +88,11 @@ class BlockCopier:
             if number not in ragged
         }
         for number, values in made.items():
-            target = request.targets[number]
-            assert target is not None
-            row_bytes = values.nbytes // max(1, block.count)
+            target, row_bytes = request.targets[number], values.nbytes // max(1, block.count)
+            if target is None:  # of several frames
+                lengths = np.full(block.count, row_bytes, np.int64)
+                ragged[number] = lengths, np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+                continue
             _write(frame_fd, np.ascontiguousarray(values), target[0] + first * row_bytes)
         return ragged
 
@@ -153,12 +157,12 @@ class _ByFile:
     """The rows of a block and where some of their fields are, sorted by file."""
 
     def __init__(self, rows: npt.NDArray[np.int32], places: FieldPlaces) -> None:
-        files, offsets = np.frombuffer(places.files, "<i4"), np.frombuffer(places.offsets, "<i8")
-        order = np.argsort(files, kind="stable")
-        self._files, self.rows, self.offsets = files[order], rows[order], offsets[order]
+        files, offsets = (unpack_integers(each, rows.size) for each in (places.files, places.offsets))
+        order = np.argsort(files, kind="stable")  # of narrow integers a radix sort
+        self._files, self.rows, self.offsets = files[order], rows[order], offsets[order].astype(np.int64)
         self._sums = np.frombuffer(places.sums, "<i8")[order] if places.sums else None
         if places.lengths:
-            self._lengths = np.frombuffer(places.lengths, "<i8")[order]
+            self._lengths = unpack_integers(places.lengths, rows.size)[order].astype(np.int64)
             self._ends = self.offsets + self._lengths
             self._targets = np.zeros(0, np.int64)
 

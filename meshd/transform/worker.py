@@ -34,6 +34,7 @@ from meshd.transform.messages import (
     OpStats,
     RaggedColumn,
     RenderReply,
+    pack_integers,
     value_bytes,
     write_progress,
 )
@@ -361,7 +362,8 @@ class SliceRenderer:
             return self._failed(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
         self._copied += block.count
         for number, (lengths, data) in runs.items():
-            self._runs.append((RaggedColumn(number, (), (), lengths.astype("<i8").tobytes()), data))
+            column = RaggedColumn(number, (), (), pack_integers(lengths), lengths.size)
+            self._runs.append((column, data))
             self._ragged_bytes += data.nbytes
         return True
 

@@ -30,7 +30,7 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
-from meshd.batches.assembly.frame_series import MOST_ROWS, SeriesBuilder, series_fields
+from meshd.batches.assembly.frame_series import MOST_BYTES, MOST_ROWS, SeriesBuilder, series_fields
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_rows import PackedRows, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
@@ -302,13 +302,14 @@ class Assembler:
                 return None
             fields = series_fields(plan, snapshot)
             count = sum(count_rows(step, plan) for step in steps)
-            if fields is None or not FEWEST_ROWS <= count <= MOST_ROWS:
+            size = count * _row_bytes(plan)
+            if fields is None or not FEWEST_ROWS <= count <= MOST_ROWS or size > MOST_BYTES:
                 return None
             await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
             for step in steps:
                 arrivals = await self._read_batch_ahead(plan, snapshot, step, kept_bytes)
                 await arrivals.until_read()
-            with self._admission(_admitted_rows(plan, snapshot, count), 0):
+            with self._admission(_admitted_rows(plan, snapshot, count), size):
                 rows = [self._row_lookup.rows_at(step, plan, snapshot) for step in steps]
                 samples = np.concatenate([each.samples for each in rows])
                 await self._prefetcher.open_now(snapshot, samples)

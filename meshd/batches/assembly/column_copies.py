@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from meshd.core.sample_locations import bytes_columns, distinct
-from meshd.transform.messages import FieldPlaces, RowBlock
+from meshd.transform.messages import FieldPlaces, RowBlock, pack_integers
 from meshd.transform.render_calls import RowWork
 from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
 from meshwire.dataset.paged_columns import PagedColumn
@@ -211,7 +211,8 @@ class ColumnCopies:
             else:
                 made.append(self._ragged_places(group[0], kept, rows + start))
         widths = tuple(field.width for field in places.fields)
-        block = RowBlock(end - start, widths, rows.astype("<i4").tobytes(), (), tuple(made))
+        chosen = b"" if rows.size == end - start else rows.astype("<i4").tobytes()
+        block = RowBlock(end - start, widths, chosen, (), tuple(made))
         position = int(self._positions[start])
         self.work.append(RowWork(self._first + start, position, (), block=block, paths=files.paths))
 
@@ -232,18 +233,18 @@ class ColumnCopies:
     def _ragged_places(self, field: int, found: _Found, rows: Numbers) -> FieldPlaces:
         offsets, lengths = self._offsets[field][rows] + found.shifts, self._lengths[field][rows]
         return FieldPlaces(
-            found.files.astype("<i4").tobytes(),
-            offsets.astype("<i8").tobytes(),
+            pack_integers(found.files),
+            pack_integers(offsets),
             ((field, 0),),
-            lengths.astype("<i8").tobytes(),
+            pack_integers(lengths),
             found.known_sums(),
         )
 
     def _fixed_places(self, group: tuple[int, ...], found: _Found, rows: Numbers) -> list[FieldPlaces]:
         """Group fields that are at the same distance from each other in all rows."""
-        files, sums = found.files.astype("<i4").tobytes(), found.known_sums()
+        files, sums = pack_integers(found.files), found.known_sums()
         if self._places.distances is not None:
-            base = (self._offsets[group[0]][rows] + found.shifts).astype("<i8").tobytes()
+            base = pack_integers(self._offsets[group[0]][rows] + found.shifts)
             return [FieldPlaces(files, base, tuple(self._places.distances.items()), sums=sums)]
         groups: list[tuple[Any, list[tuple[int, int]]]] = []
         for field in group:
@@ -256,7 +257,7 @@ class ColumnCopies:
             else:
                 groups.append((offsets, [(field, 0)]))
         return [
-            FieldPlaces(files, (base + found.shifts).astype("<i8").tobytes(), tuple(fields), sums=sums)
+            FieldPlaces(files, pack_integers(base + found.shifts), tuple(fields), sums=sums)
             for base, fields in groups
         ]
 
@@ -305,6 +306,8 @@ class _Files:
         self._sums, self._bounds = np.array(sums, np.int64), np.cumsum([0, *lengths])
         self._first = self._bounds[np.searchsorted(self._owner, np.arange(numbers.size))]
         self._shift = np.array(offsets, np.int64) - self._bounds[:-1]
+        # Each object is one extent, as most are: which one a range is in needs no search.
+        self._whole_objects = np.array_equal(self._owner, np.arange(numbers.size))
 
     def within(self, group: int, rows: Numbers, begins: Numbers, ends: Numbers, *, checked: bool) -> _Found:
         """Return where a range of the object of each row is. `checked`: whether a range can be compared with
@@ -314,7 +317,10 @@ class _Files:
         owner = self._which[group if len(self._which) > 1 else 0][rows]
         first = self._first[owner]
         begins, ends = begins + first, ends + first
-        which = np.minimum(np.searchsorted(self._bounds, begins, side="right"), self._owner.size) - 1
+        if self._whole_objects:
+            which = owner
+        else:
+            which = np.minimum(np.searchsorted(self._bounds, begins, side="right"), self._owner.size) - 1
         stop = self._bounds[which + 1]
         whole = (begins == self._bounds[which]) & (ends == stop)
         fits = (self._owner[which] == owner) & (ends <= stop) & (checked | ~whole)

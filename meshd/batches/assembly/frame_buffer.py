@@ -15,6 +15,7 @@ import numpy as np
 from awscrt.checksums import crc32c
 
 from meshd.batches.assembly.frame_rows import count_rows
+from meshd.batches.assembly.ragged_rows import RaggedRows, set_copied
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress
 from meshd.core.memory_frames import MemoryFrame
@@ -31,113 +32,11 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import Address
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import FieldOutput, Plan
-    from meshd.transform.render_calls import RaggedPart, RenderResult
+    from meshd.transform.render_calls import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
 
 _CHUNK: Final = 1 << 20
-
-
-class RaggedRows:
-    """The rows of one field of a frame; each has no bytes until it is set.
-
-    `lengths`: int64[n], bytes of each row.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.lengths = np.zeros(count, np.int64)
-        self._offsets = np.zeros(count, np.int64)
-        self._files = np.full(count, -1, np.int64)
-        self._shapes: dict[int, tuple[int, ...]] = {}
-
-    def __repr__(self) -> str:
-        return f"<RaggedRows, {self.nbytes} bytes of {self.lengths.size} rows>"
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.lengths.sum())
-
-    def set_row(self, row: int, fd: int, offset: int, length: int, shape: tuple[int, ...]) -> None:
-        """Set a row to `length` bytes at `offset` of a file."""
-        self.lengths[row], self._offsets[row], self._files[row] = length, offset, fd
-        self._shapes[row] = shape
-
-    def set_run(self, first: int, fd: int, offset: int, lengths: npt.NDArray[np.int64]) -> None:
-        """Set consecutive rows, of one axis, to bytes that follow each other from `offset` of a file on."""
-        rows = slice(first, first + lengths.size)
-        self.lengths[rows], self._files[rows] = lengths, fd
-        self._offsets[rows] = offset + np.cumsum(lengths) - lengths
-
-    def clear_row(self, row: int) -> None:
-        """Set a row to no bytes."""
-        self.lengths[row], self._files[row] = 0, -1
-        self._shapes.pop(row, None)
-
-    def take(self, kept: npt.NDArray[np.int64]) -> RaggedRows:
-        """Return these rows."""
-        taken = RaggedRows(kept.size)
-        taken.lengths, taken._offsets = self.lengths[kept], self._offsets[kept]
-        taken._files = self._files[kept]
-        taken._shapes = {
-            place: self._shapes[row] for place, row in enumerate(kept.tolist()) if row in self._shapes
-        }
-        return taken
-
-    def part(self, first: int, end: int) -> RaggedRows:
-        """Return the rows from `first` to before `end`, which share the arrays of these; rows of one axis."""
-        part = RaggedRows(0)
-        part.lengths, part._offsets = self.lengths[first:end], self._offsets[first:end]
-        part._files = self._files[first:end]
-        return part
-
-    def shapes(self, ndim: int) -> npt.NDArray[np.int64]:
-        """Return int64[n, ndim], the shape of each row."""
-        found = np.zeros((self.lengths.size, ndim), np.int64)
-        for row, shape in self._shapes.items():
-            found[row] = shape
-        return found
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the bytes of all rows in order. Raises EOFError for a file that is shorter than its rows."""
-        held: list[bytes] = []
-        size = 0
-        for fd, offset, length in self._runs():
-            for at in range(0, length, _CHUNK):
-                held.append(_read(fd, offset + at, min(_CHUNK, length - at)))
-                size += len(held[-1])
-                if size >= _CHUNK:
-                    yield b"".join(held)
-                    held, size = [], 0
-        if held:
-            yield b"".join(held)
-
-    def _runs(self) -> Sequence[tuple[int, int, int]]:
-        """Return (file, offset, bytes) of rows that follow each other in a file."""
-        rows = np.flatnonzero(self.lengths)
-        if not rows.size:
-            return []
-        files, offsets, lengths = self._files[rows], self._offsets[rows], self.lengths[rows]
-        apart = (files[1:] != files[:-1]) | (offsets[1:] != offsets[:-1] + lengths[:-1])
-        starts = np.concatenate(([0], np.flatnonzero(apart) + 1))
-        sizes = np.add.reduceat(lengths, starts)
-        return list(zip(files[starts].tolist(), offsets[starts].tolist(), sizes.tolist(), strict=True))
-
-
-def set_copied(columns: Sequence[RaggedRows], part: RaggedPart) -> None:
-    """Set the rows of blocks that were copied to their bytes; `columns`, by the numbers of their fields."""
-    offset, each = 0, len(part.columns) // max(1, len(part.rows))
-    for number, column in enumerate(part.columns if part.rows else ()):
-        lengths = np.frombuffer(column.run, "<i8").astype(np.int64)
-        first = part.rows[number // each]  # a block has the columns that follow each other
-        columns[column.field].set_run(first, part.fd, offset, lengths)
-        offset += int(lengths.sum())
-
-
-def _read(fd: int, offset: int, length: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    if len(data) != length:
-        raise EOFError("a scratch file is shorter than its transform process reported")
-    return data
 
 
 def combine_row_crcs(sums: list[int], row_bytes: int) -> int:
@@ -185,10 +84,20 @@ _NO_TENSORS = frame_layout((), {})  # until ragged fields have their sizes, wher
 
 
 class FrameBuffer:
-    """The frame under construction. Always `close` it; `seal` hands the frame over."""
+    """The frame under construction. Always `close` it; `seal` hands the frame over.
+
+    `made`: the rows of all fields by name, if they are there already, in files that the caller closes after
+    `seal`.
+    """
 
     def __init__(
-        self, plan: Plan, snapshot: Snapshot, rows: Rows, metadata: Mapping[str, str], memory: MemoryAccount
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        rows: Rows,
+        metadata: Mapping[str, str],
+        memory: MemoryAccount,
+        made: Mapping[str, RaggedRows] | None = None,
     ) -> None:
         self.rows = rows
         self._plan, self._metadata = plan, metadata
@@ -200,12 +109,17 @@ class FrameBuffer:
         self._columns = plan.columns
         self._others = {} if plan.pairs is None else plan.pairs.others
         self._fixed = [name for name, output in self._columns.items() if output.shape is not None]
-        self._ragged = {name: RaggedRows(len(rows)) for name in plan.outputs if name not in self._fixed}
-        self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
+        self._made = made or {}
+        self._ragged = {
+            name: self._made.get(name) or RaggedRows(len(rows))
+            for name in plan.outputs
+            if name not in self._fixed
+        }
+        self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed if not made}
         self._blanks: list[int] = []
         self._copied = False
         self._rendered: list[RenderResult] = []
-        self._layout = self._lay_out() if self._fixed or not self._ragged else _NO_TENSORS
+        self._layout = self._lay_out() if self._fixed or made or not self._ragged else _NO_TENSORS
         self._memory = memory
         self.frame = MemoryFrame(self._layout.size, memory)
 
@@ -252,10 +166,6 @@ class FrameBuffer:
             set_copied([self._ragged.get(name, _NO_ROWS) for name in self._plan.outputs], part)
         self._check_size()
 
-    def set_ragged(self, columns: Mapping[str, RaggedRows]) -> None:
-        """Set all ragged fields, whose files the caller closes after `seal`."""
-        self._copied, self._ragged = True, dict(columns)
-
     def _check_size(self) -> None:
         size = sum(rows.nbytes for rows in self._ragged.values())
         if size > MAX_FRAME_BYTES:
@@ -282,7 +192,7 @@ class FrameBuffer:
         """Return the finished frame, with all rows or only those in `kept` (ascending)."""
         if kept is not None and len(kept) < len(self.rows):
             self._compact(np.array(kept, dtype=np.int64))
-        elif self._ragged:
+        elif self._ragged and not self._made:
             self._place()
         self._fill()
         self.frame.rows = len(self.rows)
@@ -326,6 +236,8 @@ class FrameBuffer:
             else combine_row_crcs(sums.tolist(), self._row_bytes(name))
             for name, sums in self._sums.items()
         }
+        for name in self._fixed if self._made else ():
+            checksums[name] = self._write(name, self._made[name].chunks())
         masked = np.zeros(len(self.rows), np.bool_)
         masked[self._blanks] = True  # not taken from the status: a cleared pad row keeps the status PAD
         small = {

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshd.batches.assembly.column_copies import SMALL_BYTES, ColumnCopies, RowPlaces, block_fields
-from meshd.batches.assembly.frame_buffer import FrameBuffer, RaggedRows, metadata_of, set_copied
+from meshd.batches.assembly.frame_buffer import FrameBuffer, metadata_of
+from meshd.batches.assembly.ragged_rows import RaggedRows, set_copied
 from meshd.core.document_store import asset_places
 from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import tracing
@@ -38,16 +39,16 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
 MOST_ROWS: Final = 1 << 16
-"""Rows of a series; a longer one is built frame by frame."""
+MOST_BYTES: Final = 64 << 20
+"""Rows of a series, and bytes of its fields of fixed size; a longer one is built frame by frame."""
 
 
 def series_fields(plan: Plan, snapshot: Snapshot) -> tuple[StoredField, ...] | None:
     """Return how the fields of a plan are stored if its frames can be built together, else None: all of them
-    are ragged, and in files of many samples."""
+    are copied, and in files of many samples."""
     if plan.within or snapshot.kind == "objects":
         return None
-    fields = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None)
-    return None if fields is None or any(field.width for field in fields) else fields
+    return block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None)
 
 
 class SeriesBuilder:
@@ -93,7 +94,7 @@ class SeriesBuilder:
                 record_rendering(self._plan.hash, samples.size, rendered.cpu, rendered.reading)
                 reading = rendered.reading if rendered.seconds else 0.0
                 fetch = located - began + reading
-                frames = await self._frames(_ragged_columns(rendered, list(self._plan.outputs), samples.size))
+                frames = await self._frames(_columns(rendered, list(self._plan.outputs), samples.size))
             finally:
                 rendered.close()
         prepare = self._clock() - located - reading
@@ -126,12 +127,12 @@ class SeriesBuilder:
         try:
             with tracing.stage("seal"):
                 for step, rows in zip(self._steps, self._rows, strict=True):
+                    end = first + len(rows)
+                    made = {name: column.part(first, end) for name, column in columns.items()}
                     buffer = FrameBuffer(
-                        self._plan, self._snapshot, rows, metadata_of(step), self._context.memory
+                        self._plan, self._snapshot, rows, metadata_of(step), self._context.memory, made
                     )
                     frames.append(buffer.frame)
-                    end = first + len(rows)
-                    buffer.set_ragged({name: column.part(first, end) for name, column in columns.items()})
                     frames[-1] = buffer.seal()
                     first = end
                     await turns.yield_if_due()
@@ -142,8 +143,8 @@ class SeriesBuilder:
         return frames
 
 
-def _ragged_columns(rendered: RenderResult, names: Sequence[str], count: int) -> dict[str, RaggedRows]:
-    """Return the ragged fields of `count` rows that were copied."""
+def _columns(rendered: RenderResult, names: Sequence[str], count: int) -> dict[str, RaggedRows]:
+    """Return the fields of `count` rows that were copied into scratch files."""
     columns = {name: RaggedRows(count) for name in names}
     for part in rendered.parts:
         set_copied([columns[name] for name in names], part)

@@ -132,6 +132,9 @@ class PagePrefetcher:
             return
         if address is not None and self._known.get(address):
             return
+        pages = range(len(snapshot.table))
+        if len(pages) <= FEW_PAGES and not self._pages.closed_pages(snapshot, pages):
+            return  # which ones the samples need is the greater part of the work
         closed = self._pages.closed_pages(snapshot, pages_needed(snapshot, samples))
         if not closed:
             return

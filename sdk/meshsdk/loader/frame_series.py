@@ -17,10 +17,11 @@ MAX_SERIES: Final = min(16, MAX_FRAME_SERIES)
 MAX_SERIES_BYTES: Final = 8 << 20
 _LONGEST: Final = 0.1  # seconds that a node may take for a series; frames that take longer need no series
 _BUDGET_SHARE: Final = 8  # a series takes at most this part of the arena, so that several are under way
+_GROWTH: Final = 4  # by which a series is longer than the last one, if the node is quick enough
 
 
 class SeriesPlanner:
-    """Decides of how many steps a request asks for frames: one at first, and twice as many after each
+    """Decides of how many steps a request asks for frames: one at first, and four times as many after each
     response that had them all."""
 
     def __init__(self, *, enabled: bool) -> None:
@@ -45,7 +46,7 @@ class SeriesPlanner:
         """Record that a response had the frames of `got` of `asked` steps, on which the node spent
         `seconds`."""
         quick = MAX_SERIES if seconds <= 0 else int(_LONGEST * got / seconds)
-        grown = 2 * self._limit if got == asked else got
+        grown = _GROWTH * self._limit if got == asked else got
         if got == 1 < asked:  # perhaps a node of an earlier release
             self._most = 1
         self._limit = max(1, min(grown, quick, MAX_SERIES))

@@ -93,12 +93,13 @@ class Pages:
     """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_page` returns
     a page by its number, and may raise what its owner likes; `is_small`: columns are joined in memory."""
 
-    __slots__ = ("_joined", "_last", "_left", "_open", "is_small", "starts")
+    __slots__ = ("_joined", "_last", "_left", "_numbers", "_open", "is_small", "starts")
 
     def __init__(self, starts: Integers, open_page: Callable[[int], Page]) -> None:
         self.starts, self._open = starts, open_page
         self._last = _Groups(self, np.zeros(0, np.int64))  # several columns are asked for the same samples
         self._joined: dict[Callable[[Page], Narrow], Narrow] = {}
+        self._numbers: Narrow | None = None  # of the page of each sample, once columns are joined
         self.is_small = int(starts[-1]) <= _JOINED_SAMPLES and len(self) <= _JOINED_PAGES
         # Samples to look up before columns are joined.
         self._left = int(starts[-1]) // _SHARE if self.is_small else None
@@ -125,6 +126,13 @@ class Pages:
         if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= int(self.starts[-1])):
             raise IndexError(f"a sample outside 0…{int(self.starts[-1]) - 1}")
 
+    def _joined_numbers(self, wanted: Integers) -> Narrow:
+        """Return the number of the page of each sample, where columns are joined. Raises IndexError."""
+        self._check(wanted)
+        if self._numbers is None:
+            self._numbers = np.repeat(np.arange(len(self), dtype=np.uint16), np.diff(self.starts))
+        return self._numbers[wanted]
+
     def _try_to_join(self, column: Callable[[Page], Narrow]) -> Narrow | None:
         try:
             joined = self._joined[column] = np.concatenate([column(page) for page in self])
@@ -142,6 +150,8 @@ class Pages:
     def objects_at(self, samples: Any) -> Int32:
         """Return the number of the object of each sample, which is that of its page."""
         last, wanted = self._last, np.asarray(samples, np.int64)
+        if self._joined:
+            return self._joined_numbers(wanted).astype(np.int32)
         numbers = last.numbers if np.array_equal(last.samples, wanted) else self.numbers_of(wanted)
         return numbers.astype(np.int32)
 

@@ -110,14 +110,14 @@ class TensorSlot:
 @dataclass(frozen=True, slots=True)
 class FrameLayout:
     """The layout of a frame. `header`: the bytes before the body; `size`: of the whole frame, in bytes;
-    `tensors`: by name, in order of offset, without the padding. With `checksums` the header reserves room
-    for them, and `seal` fills it in.
+    `tensors`: by name, in order of offset, without the padding; `entries`: the header's JSON of them, without
+    braces. With `checksums` the header reserves room for them, and `seal` fills it in.
     """
 
     header: bytes
     tensors: Mapping[str, TensorSlot]
     size: int
-    entries: Mapping[str, Any]
+    entries: str
     metadata: Mapping[str, str]
     checksums: bool
 
@@ -141,14 +141,15 @@ class FrameLayout:
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_KNOWN_TENSORS: Final = 64
 
 
 def _render_checksums(sums: Mapping[str, int]) -> str:
     return _encode({name: f"{value:08x}" for name, value in sums.items()})
 
 
-def _render_header(entries: Mapping[str, Any], metadata: Mapping[str, str]) -> bytes:
-    text = _encode({"__metadata__": metadata, **entries}).encode()
+def _render_header(entries: str, metadata: Mapping[str, str]) -> bytes:
+    text = f'{{"__metadata__":{_encode(metadata)}{"," if entries else ""}{entries}}}'.encode()
     length = -(-(8 + len(text)) // BODY_ALIGNMENT) * BODY_ALIGNMENT
     return (length - 8).to_bytes(8, "little") + text.ljust(length - 8)
 
@@ -163,31 +164,46 @@ def frame_layout(
 
     Raises FrameError for reserved or duplicate names and for dtypes that frames cannot carry.
     """
-    entries: dict[str, Any] = {}
-    places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
-    cursor = 0
-    for name, dtype, shape in fields:
-        if name in places or name.startswith(PAD_PREFIX) or name == "__metadata__":
-            raise FrameError(f"the tensor name {name!r} is a duplicate or reserved")
-        code, extents = dtype_code(dtype), tuple(int(extent) for extent in shape)
-        if not _possible(extents):
-            raise FrameError(f"tensor {name!r} has the invalid shape {extents}")
-        start = -(-cursor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-        if start > cursor:
-            entries[f"{PAD_PREFIX}{len(entries)}"] = _entry("U8", (start - cursor,), cursor, start)
-        cursor = start + math.prod(extents) * DTYPES[code].itemsize
-        entries[name] = _entry(code, extents, start, cursor)
-        places[name] = (code, extents, start, cursor - start)
-    if cursor > MAX_BODY_BYTES:
-        raise FrameError(f"a body of {cursor} bytes; frames can carry at most {MAX_BODY_BYTES}")
+    described = tuple((name, dtype_code(dtype), tuple(map(int, shape))) for name, dtype, shape in fields)
+    entries, places, size = _place_known(described) if len(described) <= _KNOWN_TENSORS else _place(described)
     if checksums:
         metadata = {**metadata, CHECKSUMS: _render_checksums(dict.fromkeys(places, 0))}
     header = _render_header(entries, metadata)
+    body = len(header)
     tensors = {
-        name: TensorSlot(name, code, shape, len(header) + start, nbytes)
+        name: TensorSlot(name, code, shape, body + start, nbytes)
         for name, (code, shape, start, nbytes) in places.items()
     }
-    return FrameLayout(header, tensors, len(header) + cursor, entries, metadata, checksums)
+    return FrameLayout(header, tensors, body + size, entries, metadata, checksums)
+
+
+Places = dict[str, tuple[str, tuple[int, ...], int, int]]
+
+
+def _place(fields: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[str, Places, int]:
+    """Return the header's JSON of some tensors, without braces; by name their dtype, shape, offset in the
+    body and bytes; and the size of the body. Raises FrameError."""
+    entries: dict[str, Any] = {}
+    places: Places = {}
+    cursor = 0
+    for name, code, shape in fields:
+        if name in places or name.startswith(PAD_PREFIX) or name == "__metadata__":
+            raise FrameError(f"the tensor name {name!r} is a duplicate or reserved")
+        if not _possible(shape):
+            raise FrameError(f"tensor {name!r} has the invalid shape {shape}")
+        start = -(-cursor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
+        if start > cursor:
+            entries[f"{PAD_PREFIX}{len(entries)}"] = _entry("U8", (start - cursor,), cursor, start)
+        cursor = start + math.prod(shape) * DTYPES[code].itemsize
+        entries[name] = _entry(code, shape, start, cursor)
+        places[name] = (code, shape, start, cursor - start)
+    if cursor > MAX_BODY_BYTES:
+        raise FrameError(f"a body of {cursor} bytes; frames can carry at most {MAX_BODY_BYTES}")
+    return _encode(entries)[1:-1], places, cursor
+
+
+# Frames of a plan mostly have tensors of the same shapes: what is placed is looked up among the last ones.
+_place_known = lru_cache(maxsize=64)(_place)
 
 
 def _possible(shape: tuple[int, ...]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import frame_builder
+from meshd.batches.assembly import assembler, frame_builder
 from meshd.batches.assembly.assembler import Assembler
 from meshd.config import StoreSettings, TransformSettings
 from meshd.core.api_errors import BatchError
@@ -48,6 +48,12 @@ if TYPE_CHECKING:
     from meshwire.dataset.build_snapshot import Snapshot
 
 FILES, ROWS = 4, 600
+WIDTH = 12
+NUMBERS = [
+    {"op": "frombuffer", "field": "text", "version": "1", "args": {"dtype": "uint8", "shape": [WIDTH]}},
+    {"op": "cast", "field": "text", "version": "1", "args": {"dtype": "float32"}},
+]
+"""Ops that make rows of a fixed size of lines of WIDTH bytes."""
 SMALL, STEPS = 256, 10
 """Rows of a batch that is requested with others, and batches of an epoch."""
 SHARDS = ("lines", "tar", "tfrecord", "mds")
@@ -92,12 +98,14 @@ class Node:
         self.renderer.close()
         self.store.close()
 
-    async def plan(self, kind: str) -> str:
-        snapshot = await self._snapshot(kind)
+    async def plan(self, kind: str, *, fixed: bool = False) -> str:
+        """`fixed`: lines of one length, read as numbers."""
+        snapshot = await self._snapshot(kind, fixed=fixed)
         await self.assembler.catalog.add_snapshot(snapshot)
-        spec = parse_spec({"seed": 3, "tail": "ragged"})
+        spec = parse_spec({"seed": 3, "tail": "ragged", **({"ops": NUMBERS} if fixed else {})})
         digest = plan_hash(snapshot.hash, spec)
-        plan = Plan(digest, snapshot.hash, "b", snapshot.samples, spec, {"text": FieldOutput("uint8", None)})
+        output = FieldOutput("float32", (WIDTH,)) if fixed else FieldOutput("uint8", None)
+        plan = Plan(digest, snapshot.hash, "b", snapshot.samples, spec, {"text": output})
         await self.assembler.catalog.add_plan(plan)
         return digest
 
@@ -108,13 +116,14 @@ class Node:
         await writer.commit(Meta(etag))
         return etag
 
-    async def _snapshot(self, kind: str) -> Snapshot:
+    async def _snapshot(self, kind: str, *, fixed: bool = False) -> Snapshot:
         source, fields = "s3://b/d/", parse_fields({"text": {"ext": ["txt"]}})
         if kind in ("tfrecord", "mds"):
             fields = parse_fields({"text": {"feature" if kind == "tfrecord" else "column": "x"}})
         found = list[Any]()
         for number in range(FILES):
             rows = [b"%d" % (number * ROWS + row) * (1 + row % 9) for row in range(ROWS)]
+            rows = [row.zfill(WIDTH)[-WIDTH:] for row in rows] if fixed else rows
             if kind == "objects":
                 for row, data in enumerate(rows):
                     key = f"d/{number}{row:06}.txt"
@@ -233,6 +242,21 @@ def test_batches_requested_together_are_those_requested_alone(node: Node, kind: 
         assert await node.series(plan, STEPS - 3, 8) == alone[-3:]  # there are no more
         with pytest.raises(BatchError, match="step"):
             await node.series(plan, STEPS, 2)
+
+    asyncio.run(run())
+
+
+def test_fields_of_a_fixed_size_are_built_together(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines", fixed=True)
+        alone = [await node.batch(plan, step, SMALL) for step in range(STEPS)]
+        before = node.renderer.messages
+        assert await node.series(plan, 0, STEPS) == alone
+        assert node.renderer.messages - before == 1
+        node.assembler._cache.clear()
+        monkeypatch.setattr(assembler, "MOST_BYTES", 8 * WIDTH * SMALL)
+        assert await node.series(plan, 0, 4) == alone[:4]
+        assert node.renderer.messages - before == 1 + 4  # too many bytes
 
     asyncio.run(run())
 

@@ -17,7 +17,7 @@ from meshd.batches.assembly.column_copies import ColumnCopies, RowPlaces, block_
 from meshd.core.plan_record import FieldOutput
 from meshd.store.records import Location
 from meshd.transform.compiler import load_program
-from meshd.transform.messages import RenderRequest, Row
+from meshd.transform.messages import RenderRequest, Row, unpack_integers
 from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
@@ -136,7 +136,7 @@ def rendered(request: RenderRequest, text: str, size: int) -> tuple[bytes, set[i
             ragged = [
                 [
                     file.read(length)
-                    for length in (np.frombuffer(column.run, "<i8").tolist() or column.lengths)
+                    for length in (unpack_integers(column.run, column.count).tolist() or column.lengths)
                 ]
                 for column in reply.ragged
             ]

@@ -94,9 +94,14 @@ def test_columns_of_pages_are_those_of_all_samples(
         ):
             assert some(wanted).tolist() == all_of[wanted].tolist()
             assert int(some(count - 1)) == int(all_of[-1])
+        for _ in range(count):  # until the columns of pages are joined
+            column.lengths_at([0])
+        assert column.objects_at(wanted).tolist() == expected.object[wanted].tolist()
         for outside in (count, -1):
             with pytest.raises(IndexError):
                 column.lengths_at([outside])
+            with pytest.raises(IndexError):
+                column.objects_at([outside])
     assert again.names_at(wanted) == whole.names_at(wanted)
     assert [again.sample_name(at) for at in range(count)] == [whole.sample_name(at) for at in range(count)]
     assert concat_snapshots([again, whole]).hash == concat_snapshots([whole, again]).hash
