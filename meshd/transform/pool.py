@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from meshd.rpc.process_client import Answer
     from meshd.transform.decoded_cache.cache import DecodedCache
-    from meshd.transform.decoded_cache.slice_order import SampleSet
+    from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.messages import FailureKind, RenderReply
     from meshd.transform.render_calls import RowWork
     from meshd.transform.source_files import AssetPlace

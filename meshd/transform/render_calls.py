@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.transform.decoded_cache.messages import KeptPlace
-    from meshd.transform.decoded_cache.slice_order import SampleSet, SliceOrder
+    from meshd.transform.decoded_cache.sample_set import SampleSet
+    from meshd.transform.decoded_cache.slice_order import SliceOrder
     from meshd.transform.messages import Failure, RaggedColumn, RenderReply, RowBlock
     from meshd.transform.scheduling import QueueTicket
     from meshd.transform.source_files import AssetPlace, Piece, Pieces

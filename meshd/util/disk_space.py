@@ -1,4 +1,5 @@
-"""Total and free bytes of a file system, if it reports them; reserving some of them for a file.
+"""Total and free bytes of a file system, if it reports them; reserving some of them for a file, and giving
+them back.
 
 Some FUSE and network file systems report zeros. That means unknown, not full: writes are then attempted, and
 fail with ENOSPC when there is no room.
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from pathlib import Path
 
-_KEEP_SIZE: Final = 1
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # <linux/falloc.h>
 _libc = ctypes.CDLL(None, use_errno=True)
 _fallocate = getattr(_libc, "fallocate", None)  # absent from some C libraries
 if _fallocate is not None:
@@ -60,3 +61,12 @@ def reserve_space(fd: int, offset: int, length: int) -> None:
     number = ctypes.get_errno()
     if number in (errno.ENOSPC, errno.EDQUOT):
         raise OSError(number, os.strerror(number))
+
+
+def free_space(fd: int, offset: int, length: int) -> bool:
+    """Give the disk space of bytes of a file back: they become zeros, and its size stays. Returns whether the
+    file system could.
+    """
+    if _fallocate is None or length <= 0:
+        return False
+    return bool(_fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, length) == 0)

@@ -7,14 +7,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from meshd.transform.compiler import load_program
 from meshd.transform.decoded_cache.cache import DecodedCache
 from meshd.transform.decoded_cache.messages import MEASURED, REFUSED
 from meshd.transform.decoded_cache.prefix_builder import PrefixBuilder
+from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore
-from meshd.transform.decoded_cache.slice_order import SampleSet
 from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
 from meshd.transform.messages import OpStats, RenderReply, RenderRequest
 from meshd.transform.render_calls import (
@@ -55,13 +56,14 @@ class TickingClock:
 
 class DecodedCacheNode:
     """Renders epochs of `samples`, each a tuple of the bytes of its fields in order of name. `quota`: bytes
-    that their bucket may take; `own`: of how many of them it builds the rows, None for any."""
+    that their bucket may take; `own`: those of which it builds the rows, None for any."""
 
     def __init__(
         self, folder: Path, samples: Sequence[tuple[bytes, ...]], budget: int, quota: int | None = None
     ) -> None:
         self.samples, self.folder, self.quota = samples, folder, quota
-        self.own: int | None = None
+        self.own: OwnRows | None = None
+        self.looked_at = 0
         self.clock = TickingClock()
         self.store = SegmentStore(folder / "decoded", budget)
         self.store.clear()
@@ -80,6 +82,19 @@ class DecodedCacheNode:
                     places.append(((str(data), at, len(value)),))
                     at += len(value)
                 self.places.append(tuple(places))
+
+    def ask_for(self, samples: Sequence[int]) -> None:
+        """From now on the node builds the rows of these samples. Counts those it asks about."""
+
+        def include(some: Any) -> Any:
+            self.looked_at += len(some)
+            return np.isin(some, list(samples))
+
+        self.own = OwnRows(len(samples), include)
+
+    def find_moved(self) -> None:
+        """What the node does every few seconds."""
+        asyncio.run(self.cache.find_moved())
 
     def close(self) -> None:
         self.files.close()

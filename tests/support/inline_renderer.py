@@ -26,7 +26,7 @@ from meshd.transform.worker import SliceRenderer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.transform.decoded_cache.slice_order import SampleSet
+    from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.render_calls import RowWork
 
 

@@ -252,7 +252,7 @@ class Assembler:
             await self._prefetcher.open_now(snapshot, rows.samples, whole)
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
             # with samples mixed in pairs, this node builds rows of any sample
-            own = await self._own.count_rows(snapshot) if plan.pairs is None else None
+            own = await self._own.find_rows(snapshot) if plan.pairs is None else None
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
             part = rows.part_rows(places)

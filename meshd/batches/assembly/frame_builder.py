@@ -31,7 +31,7 @@ from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
 from meshd.telemetry import tracing
 from meshd.telemetry.plan_metrics import record_rendering
-from meshd.transform.decoded_cache.slice_order import SampleSet
+from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant
 from meshwire.frame.tensor_frame import Status
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.core.plan_record import Plan
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.store.api import ObjectStore
+    from meshd.transform.decoded_cache.sample_set import OwnRows
     from meshd.transform.messages import Failure
     from meshd.transform.render_calls import Renderer
     from meshwire.dataset.build_snapshot import Snapshot
@@ -132,7 +133,7 @@ class FrameBuilder:
         """Return the finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
         return await self._finished(self._settle)
 
-    async def build_part(self, own: int | None = None) -> MemoryFrame:
+    async def build_part(self, own: OwnRows | None = None) -> MemoryFrame:
         """Return a part of a frame. A bad sample raises BadSample, whatever the policy of the plan.
 
         A substitute may be on any node, and the bound on bad samples is known only for the whole frame.

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import bytes_columns, main_objects
+from meshd.transform.decoded_cache.sample_set import OwnRows
 from meshwire.cluster.routes import slot_of
 
 if TYPE_CHECKING:
@@ -64,9 +65,15 @@ class OwnSamples:
         """The node's slots of each bucket: bool[buckets, slots]."""
         return self._masks
 
+    def builds(self, samples: Integers) -> Flags:
+        """Return bool[n]: the samples with most of their bytes in objects of the node, whose rows it builds
+        when each node builds its own (blocking)."""
+        return self._own_objects(main_objects(self._snapshot, samples).astype(np.int32))
+
     def count_rows(self) -> int:
-        """Return how many samples have most of their bytes in objects of the node, whose rows it builds when
-        each node builds its own (blocking). Of more than COUNTED_OBJECTS objects, about as many."""
+        """Return the number of samples of the snapshot for which `builds` is true (blocking); an estimate if
+        there are more than COUNTED_OBJECTS objects.
+        """
         samples, table = self._snapshot.samples, self._snapshot.objects
         if len(table) > COUNTED_OBJECTS:
             every = None if table.which is None else np.bincount(table.which, minlength=len(self._masks))
@@ -96,7 +103,7 @@ class OwnSampleFinder:
     def __init__(self, remote: PeerSource = SINGLE_NODE) -> None:
         self._remote = remote
         self._slots: OrderedDict[tuple[str, int], npt.NDArray[np.int32]] = OrderedDict()
-        self._counted: OrderedDict[str, tuple[Flags, int]] = OrderedDict()
+        self._rows: OrderedDict[str, tuple[Flags, OwnRows]] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<OwnSampleFinder over {self._remote!r}>"
@@ -119,17 +126,18 @@ class OwnSampleFinder:
             self._slots.popitem(last=False)
         return OwnSamples(snapshot, known, slots)
 
-    async def count_rows(self, snapshot: Snapshot) -> int | None:
-        """Return of how many samples this node builds the rows under the current map, if each node builds its
-        own; None if it builds all. As cheap as a look-up while the map gives it the same slots."""
+    async def find_rows(self, snapshot: Snapshot) -> OwnRows | None:
+        """Return the samples whose rows this node builds under the current map, if each node builds its own;
+        None if it builds all. While the map gives it the same slots, this is a look-up and returns the same
+        object."""
         own = self.find(snapshot, in_parts=True)
         if own is None:
             return None
-        masks, count = self._counted.get(snapshot.hash, (None, 0))
-        if masks is None or not np.array_equal(masks, own.masks):
-            count = await asyncio.to_thread(own.count_rows)
-            self._counted[snapshot.hash] = own.masks, count
-            self._counted.move_to_end(snapshot.hash)
-            if len(self._counted) > _SNAPSHOTS:
-                self._counted.popitem(last=False)
-        return count
+        masks, rows = self._rows.get(snapshot.hash, (None, None))
+        if masks is None or rows is None or not np.array_equal(masks, own.masks):
+            rows = OwnRows(await asyncio.to_thread(own.count_rows), own.builds)
+            self._rows[snapshot.hash] = own.masks, rows
+            self._rows.move_to_end(snapshot.hash)
+            if len(self._rows) > _SNAPSHOTS:
+                self._rows.popitem(last=False)
+        return rows

@@ -28,7 +28,8 @@ from meshd.rpc.peer_rpc import handler
 from meshd.rpc.process_client import ProcessClient
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, UNSTORED
-from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE, SampleSet
+from meshd.transform.decoded_cache.sample_set import SampleSet
+from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.byte_rate import RateLimiter
 from meshwire.plan.epoch_order import snapshot_order
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.transform.decoded_cache.policy import PrefixStatus
+    from meshd.transform.decoded_cache.sample_set import OwnRows
     from meshd.transform.messages import Failure
     from meshd.transform.pool import TransformPool
     from meshd.transform.render_calls import RenderResult
@@ -103,7 +105,7 @@ class _Scope:
     samples: Integers
     positions: Integers
     sizes: Integers
-    own: int | None
+    own: OwnRows | None
 
 
 class WarmUpSession:
@@ -155,9 +157,9 @@ class WarmUpSession:
         if request.own and len(samples):
             own = await own_rows(context.remote, snapshot, new_rows(samples, samples), request.version)
             samples, positions = samples[own], positions[own]
-        asked: int | None = None
+        asked: OwnRows | None = None
         if request.own and plan.pairs is None:  # else epochs mix samples of all nodes into its rows
-            asked = await OwnSampleFinder(context.remote).count_rows(snapshot)
+            asked = await OwnSampleFinder(context.remote).find_rows(snapshot)
         sizes = source_bytes(snapshot, samples)
         program = program_digest(plan.program_text)
         return _Scope(plan, snapshot, program, epoch, samples, positions, sizes, asked)

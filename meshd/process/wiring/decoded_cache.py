@@ -11,7 +11,7 @@ from meshd.process import memory_usage
 from meshd.process.periodic_tasks import PeriodicTask
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.transform.decoded_cache.cache import DecodedCache
-from meshd.transform.decoded_cache.segment_store import SegmentStore, remove_file
+from meshd.transform.decoded_cache.segment_store import SegmentStore, free_spans, remove_file
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import NodeSettings
+    from meshd.transform.decoded_cache.segment_store import Spans
     from meshd.util.clock import Clock
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,10 @@ async def open_decoded_cache(
     def remove(path: Path) -> None:
         loop.run_in_executor(None, remove_file, path)
 
-    return await asyncio.to_thread(_opened, settings, clock, quota, remove)
+    def free(spans: Spans) -> None:
+        loop.run_in_executor(None, free_spans, spans)
+
+    return await asyncio.to_thread(_opened, settings, clock, quota, remove, free)
 
 
 def _opened(
@@ -65,6 +69,7 @@ def _opened(
     clock: Clock,
     quota: Callable[[str], int | None],
     remove: Callable[[Path], None],
+    free: Callable[[Spans], None],
 ) -> DecodedCache | None:
     wanted, directory = settings.transform.decoded_cache_bytes, settings.decoded_cache_dir
     if wanted == 0:
@@ -73,7 +78,7 @@ def _opened(
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         rotational = _is_rotational(settings)
         limit = default_bytes(directory, rotational=rotational) if wanted is None else wanted
-        segments = SegmentStore(directory, limit, remove)
+        segments = SegmentStore(directory, limit, remove, free)
         segments.clear()
         rate = _ROTATIONAL_RATE if rotational else math.inf
         cache = DecodedCache(segments, directory, clock.monotonic, rate, quota)
@@ -91,5 +96,6 @@ def decoded_cache_tasks(cache: DecodedCache | None) -> list[PeriodicTask]:
 
     async def fit() -> None:
         cache.fit(*await asyncio.to_thread(cache.measure_disk))
+        await cache.find_moved()
 
     return [PeriodicTask("decoded cache", _FIT_SECONDS, fit)]

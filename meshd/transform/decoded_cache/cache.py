@@ -11,7 +11,6 @@ import logging
 import math
 import secrets
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,6 +18,8 @@ import numpy as np
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
+from meshd.transform.decoded_cache.moved_entries import MovedEntries
+from meshd.transform.decoded_cache.plan_state import FieldChoice, PlanState
 from meshd.transform.decoded_cache.policy import Candidate, Limit, describe_prefix, find_room
 from meshd.transform.decoded_cache.segment_store import MIN_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import (
@@ -29,19 +30,19 @@ from meshd.transform.decoded_cache.slice_order import (
     WRITE_PAUSE,
     SliceOrder,
 )
-from meshd.transform.decoded_cache.tables import Table
+from meshd.transform.decoded_cache.tables import Table, leaves_out_results
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from meshd.transform.decoded_cache.messages import PrefixCost, PrefixReport
     from meshd.transform.decoded_cache.policy import PrefixStatus
+    from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.decoded_cache.segment_store import SegmentStore
-    from meshd.transform.decoded_cache.slice_order import SampleSet
     from meshd.transform.decoded_cache.tables import Segment
 
 _log = logging.getLogger(__name__)
@@ -55,31 +56,6 @@ _MAX_TABLES: Final = 64
 _SHRINKS_BY: Final = 4
 _PAUSE: Final = 60.0
 """Seconds without new entries after one could not be written."""
-
-
-@dataclass(slots=True)
-class _FieldChoice:
-    """The prefix of one field that is kept; `tables` by variant."""
-
-    steps: int
-    digests: dict[int, str] = field(default_factory=dict)
-    tables: dict[int, Table] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _PlanState:
-    """What is known of a plan's prefixes. `fields`: the choices, None while its rows are measured."""
-
-    samples: SampleSet
-    measured: int = 0
-    candidates: dict[int, dict[tuple[int, int, str], Candidate]] = field(default_factory=dict)
-    fields: list[_FieldChoice | None] | None = None
-
-    @property
-    def tables(self) -> Iterator[Table]:
-        for choice in self.fields or ():
-            if choice is not None:
-                yield from choice.tables.values()
 
 
 class DecodedCache:
@@ -102,7 +78,8 @@ class DecodedCache:
         """Another one after a restart of the node, which empties the cache."""
         self._quota = quota
         self._segments, self._directory, self._clock = segments, directory, clock
-        self._plans: OrderedDict[tuple[str, str], _PlanState] = OrderedDict()
+        self._moved = MovedEntries(segments)
+        self._plans: OrderedDict[tuple[str, str], PlanState] = OrderedDict()
         self._tables: dict[tuple[str, int, str], Table] = {}
         self._by_number: dict[int, Table] = {}
         self._next_table = secrets.randbits(62)
@@ -148,7 +125,7 @@ class DecodedCache:
         key = program, samples.snapshot
         state = self._plans.get(key)
         if state is None:
-            state = self._plans[key] = _PlanState(samples)
+            state = self._plans[key] = PlanState(samples)
             if len(self._plans) > _MAX_PLANS:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
@@ -205,7 +182,7 @@ class DecodedCache:
         )
 
     def _order(
-        self, key: tuple[str, str], state: _PlanState, rows: int, writer: object, in_advance: bool
+        self, key: tuple[str, str], state: PlanState, rows: int, writer: object, in_advance: bool
     ) -> SliceOrder:
         steps = tuple(PLAIN if choice is None else choice.steps for choice in state.fields or ())
         tables = tuple(
@@ -214,12 +191,12 @@ class DecodedCache:
         made = SliceOrder(key, writer, rows, steps, tables, {}, {}, promise=self._segments.promise)
         now = self._clock()
         for table in state.tables:
-            table.last_used, number, size = now, table.number, table.size.value
-            table.asked = state.samples.asked
+            number, size = table.number, table.size.value
+            table.note_request(state.samples, now)
             paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
             limits = self._limits(table, state, now)
             room, why = find_room(limits, size)
-            if why == NO_ROOM and room < rows * size and self._make_room(table, int(rows * size), now):
+            if room < rows * size and self._make_room(table, why, state, int(rows * size) - room, now):
                 limits = self._limits(table, state, now)
                 room, why = find_room(limits, size)
             segment = why if room < size else self._segment(table, limits, writer, paused)
@@ -248,7 +225,7 @@ class DecodedCache:
             self._pause(str(error))
             return WRITE_PAUSE
 
-    def _limits(self, table: Table, state: _PlanState, now: float) -> list[Limit]:
+    def _limits(self, table: Table, state: PlanState, now: float) -> list[Limit]:
         """Return all limits of what the table may take."""
         least, quota = table.value(now) / policy.BETTER, self._quota(table.bucket)
         tables, limit = self._tables.values(), state.samples.limit
@@ -265,7 +242,7 @@ class DecodedCache:
             found.append(Limit(quota, self.bytes_by_bucket()[table.bucket], taken, BUCKET_QUOTA))
         return found
 
-    def _share(self, table: Table, state: _PlanState, now: float) -> tuple[float, str]:
+    def _share(self, table: Table, state: PlanState, now: float) -> tuple[float, str]:
         """Return the share of the samples whose results there is room for, and what bounds it."""
         return policy.find_share(self._limits(table, state, now), table.size.value, state.samples.asked)
 
@@ -276,9 +253,33 @@ class DecodedCache:
             found[table.bucket] = found.get(table.bucket, 0) + table.bytes
         return found
 
-    def _make_room(self, table: Table, wanted: int, now: float) -> bool:
-        """Drop segments of less value until the table can take `wanted` bytes. Returns whether it can."""
-        while find_room([Limit(self._most, self._segments.bytes, 0, NO_ROOM)], table.size.value)[0] < wanted:
+    def _make_room(self, table: Table, why: str, state: PlanState, wanted: int, now: float) -> bool:
+        """Drop entries of samples that moved to other nodes until the table, bounded by `why`, can take
+        `wanted` bytes more; else segments of less value. Returns whether it can take any.
+        """
+        gained = self._give_back(self._bounded(table, why, state), wanted)
+        return gained > 0 or (why == NO_ROOM and self._replace(table, wanted, now))
+
+    def _bounded(self, table: Table, why: str, state: PlanState) -> Iterable[Table]:
+        """Return the tables that count towards the limit which bounds a table."""
+        if why == NO_ROOM:
+            return self._by_number.values()
+        if why == BUCKET_QUOTA:
+            return [each for each in self._by_number.values() if each.bucket == table.bucket]
+        return state.tables if why == CALLER_LIMIT else (table,)
+
+    def _give_back(self, tables: Iterable[Table], wanted: int) -> int:
+        given = self._moved.give_back(tables, wanted)
+        metrics.decoded_cache_evicted.inc(given)
+        return given
+
+    async def find_moved(self) -> None:
+        """Find the entries of samples that moved to other nodes, where room is short."""
+        await self._moved.find()
+
+    def _replace(self, table: Table, wanted: int, now: float) -> bool:
+        """Drop segments of less value until there are `wanted` bytes more. Returns whether there are."""
+        while wanted > 0:
             worth = table.value(now)
             least = min(
                 (each for each in self._by_number.values() if each is not table and each.segments),
@@ -287,7 +288,9 @@ class DecodedCache:
             )
             if least is None or worth < policy.BETTER * least.value(now):
                 return False
-            self._drop(next(iter(least.segments.values())))
+            segment = next(iter(least.segments.values()))
+            wanted -= segment.size
+            self._drop(segment)
         return True
 
     def _drop(self, segment: Segment) -> None:
@@ -360,16 +363,16 @@ class DecodedCache:
                 if choice is not None and choice.steps == WINDOWED:
                     self._add_tables(state, number, choice)
 
-    def _choose(self, state: _PlanState, number: int) -> _FieldChoice | None:
+    def _choose(self, state: PlanState, number: int) -> FieldChoice | None:
         found = state.candidates.get(number, {}).values()
         steps = policy.choose_prefix(found, state.samples.asked, self._most, self.disk_rate)
         if steps is None:
             return None
-        made = _FieldChoice(steps)
+        made = FieldChoice(steps)
         self._add_tables(state, number, made)
         return made
 
-    def _add_tables(self, state: _PlanState, number: int, choice: _FieldChoice) -> None:
+    def _add_tables(self, state: PlanState, number: int, choice: FieldChoice) -> None:
         for one in state.candidates.get(number, {}).values():
             if one.steps == choice.steps and one.variant not in choice.tables and one.calls:
                 choice.tables[one.variant] = self._table(state.samples, number, one)
@@ -397,6 +400,7 @@ class DecodedCache:
         for segment in list(table.segments.values()):
             self._drop(segment)
         del self._tables[key], self._by_number[table.number]
+        self._moved.forget(table)
         for name in [name for name, state in self._plans.items() if table in set(state.tables)]:
             del self._plans[name]
 
@@ -423,21 +427,17 @@ class DecodedCache:
             quota = self._quota(bucket)
             if quota is not None:
                 own = [table for table in self._by_number.values() if table.bucket == bucket]
-                at_quota += self._exceeds(quota, size, own)
+                at_quota += leaves_out_results(quota, size, own)
                 self._drop_least(own, size - quota)
         metrics.decoded_cache_limit.set(self._most)
         metrics.decoded_cache_at_quota.set(at_quota)
 
-    @staticmethod
-    def _exceeds(quota: int, taken: int, tables: Sequence[Table]) -> bool:
-        """Whether a quota leaves out results: it is used up, or the results of all samples are larger."""
-        entry = max(table.size.value for table in tables)
-        whole = sum(table.size.value * table.asked for table in tables if table.segments)
-        return Limit(quota, taken, 0, BUCKET_QUOTA).usable(entry) < max(whole, taken + entry)
-
     def _drop_least(self, tables: Sequence[Table], size: int) -> None:
-        """Drop segments of these tables until `size` bytes are free, those of least value first."""
+        """Drop segments of these tables until `size` bytes are free, those of least value first; before them
+        entries of samples that moved to other nodes.
+        """
         now = self._clock()
+        size -= self._give_back(tables, size) if size > 0 else 0
         while size > 0 and (filled := [table for table in tables if table.segments]):
             segment = next(iter(min(filled, key=lambda table: table.value(now)).segments.values()))
             size -= segment.size

@@ -2,7 +2,8 @@
 
 Law: a segment has one table and one writer. What counts is the bytes of its entries and of those that its
 writer was asked to append. A dropped segment is truncated before it is unlinked, so that its bytes are free
-although processes still have it open; their reads then fail, which is a miss.
+although processes still have it open; their reads then fail, which is a miss. So do reads of an entry whose
+space was given back: it becomes zeros.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from meshd.transform.decoded_cache.tables import Segment
+from meshd.util.disk_space import free_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from meshd.transform.decoded_cache.tables import Table
@@ -25,6 +27,10 @@ MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 256 << 20
 _SEGMENTS: Final = 64
 """Segments that a full cache has, at least."""
+_BLOCK: Final = 4096
+"""Space is given back in whole blocks."""
+Spans = dict["Path", list[tuple[int, int]]]
+"""By file: the (offset, length) of parts of it."""
 
 
 def remove_file(path: Path) -> None:
@@ -34,14 +40,32 @@ def remove_file(path: Path) -> None:
         path.unlink()
 
 
+def free_spans(spans: Mapping[Path, Iterable[tuple[int, int]]]) -> None:
+    """Give the disk space of parts of segments back, where the file system can (blocking)."""
+    for path, places in spans.items():
+        with suppress(OSError):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                for place in places:
+                    free_space(fd, *place)
+            finally:
+                os.close(fd)
+
+
 class SegmentStore:
     """The segments of all tables in `directory`, which belongs to this node's cache alone.
 
-    `limit`: bytes that all segments may take; `remove`: removes a file.
+    `limit`: bytes that all segments may take; `remove`: removes a file; `free`: gives back parts of files.
     """
 
-    def __init__(self, directory: Path, limit: int, remove: Callable[[Path], None] = remove_file) -> None:
-        self._directory, self._remove = directory, remove
+    def __init__(
+        self,
+        directory: Path,
+        limit: int,
+        remove: Callable[[Path], None] = remove_file,
+        free: Callable[[Spans], None] = free_spans,
+    ) -> None:
+        self._directory, self._remove, self._free = directory, remove, free
         self.limit = limit
         self.segment_bytes = max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, limit // _SEGMENTS))
         self._open: dict[tuple[object, int], Segment] = {}
@@ -62,7 +86,7 @@ class SegmentStore:
     def open_segment(self, writer: object, table: Table) -> Segment | None:
         """Return the segment of a table that `writer` appends to, if it has one that is not full."""
         found = self._open.get((writer, table.number))
-        if found is not None and found.size >= found.capacity:
+        if found is not None and found.is_full:
             self.seal(found)
             return None
         return found
@@ -83,8 +107,8 @@ class SegmentStore:
 
     def grow(self, segment: Segment, end: int) -> None:
         """Count the bytes of a segment, whose entries reach to `end`."""
-        grown = max(0, end - segment.used)
-        segment.used += grown
+        grown = max(0, end - segment.end)
+        segment.end += grown
         self.used += grown
         self._count(segment, grown)
 
@@ -100,6 +124,33 @@ class SegmentStore:
         if segment.number in segment.table.segments:
             segment.table.bytes += size
             self.bytes += size
+
+    def give_back(self, table: Table, samples: Iterable[int], wanted: int) -> int:
+        """Forget entries of these samples, and give back their space, until `wanted` bytes are free; return
+        how many are. Entries that fill no block stay: they would give back nothing.
+        """
+        spans, given = Spans(), 0
+        for sample in samples:
+            found = table.find(sample)
+            if found is None:
+                continue
+            segment, offset, length = found
+            first, end = -(-offset // _BLOCK) * _BLOCK, (offset + length) // _BLOCK * _BLOCK
+            if end <= first:
+                continue
+            table.forget(sample)
+            spans.setdefault(segment.path, []).append((first, end - first))
+            segment.freed += end - first
+            self.used -= end - first
+            self._count(segment, first - end)
+            given += end - first
+            if not segment.entries and not segment.promised and segment.owner is None:
+                self.drop(segment)
+            if given >= wanted:
+                break
+        if spans:
+            self._free(spans)
+        return given
 
     def seal(self, segment: Segment) -> None:
         """End appending to a segment, except for what was promised."""

@@ -25,26 +25,6 @@ TOO_LARGE: Final = "a result is too large, or the disk is full"
 NOT_SETTLED: Final = "the kind of result was not seen often enough"
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSet:
-    """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
-
-    `limit`: bytes that the caller allows for results of this plan; None if the node decides. `bucket`: its
-    quota includes the results. `own`: of how many samples this node builds the rows; None: of any of them.
-    """
-
-    snapshot: str
-    count: int
-    limit: int | None = None
-    bucket: str = ""
-    own: int | None = None
-
-    @property
-    def asked(self) -> int:
-        """How many samples the node is asked for: results of the others take none of its room."""
-        return self.count if self.own is None else min(self.count, self.own)
-
-
 @dataclass(slots=True)
 class SliceOrder:
     """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
@@ -103,7 +83,7 @@ class SliceOrder:
         ):
             self.refused[sample] = self.bounds.get(table.number, NO_ROOM)
             return ()
-        if appended.size >= appended.capacity:
+        if appended.is_full:
             self.refused[sample] = ""
             return ()
         self.promise(appended, size)

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshd.transform.decoded_cache import policy
-from meshd.transform.decoded_cache.policy import Mean
+from meshd.transform.decoded_cache.policy import Limit, Mean
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from meshd.transform.decoded_cache.messages import StoredEntry, TableUse
+    from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 
 JUDGED_READS: Final = 256
 """Reads after which a table is judged."""
@@ -30,6 +32,9 @@ PAUSE_SECONDS: Final = 30.0
 """Time without new entries after writing them took longer than it saves."""
 LIMIT_SECONDS: Final = 3600.0
 """Time after which a table that shrank may grow again."""
+MOST_WHOLE: Final = 1 / 16
+"""The share of slices of whole batches, with samples of all nodes, above which no sample counts as moved."""
+_WHOLE_WEIGHT: Final = 1 / 32
 
 
 @dataclass(slots=True, eq=False)
@@ -40,17 +45,30 @@ class Segment:
     path: Path
     table: Table
     capacity: int
-    used: int = 0
-    """Bytes of its entries."""
+    end: int = 0
+    """Where its last entry ends."""
+    freed: int = 0
+    """Bytes of entries whose disk space was given back."""
+    entries: int = 0
     promised: int = 0
     """Bytes of the entries that its owner was asked to append."""
     owner: object | None = None
     """The transform process that appends to it."""
 
     @property
+    def used(self) -> int:
+        """Bytes that its entries take."""
+        return self.end - self.freed
+
+    @property
     def size(self) -> int:
         """Bytes that it takes, with those promised."""
         return self.used + self.promised
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more entries."""
+        return self.end + self.promised >= self.capacity
 
 
 @dataclass(slots=True)
@@ -76,6 +94,9 @@ class Table:
         self.number, self.samples, self.variant = number, samples, variant
         self.asked = samples
         """How many of the samples the node was asked for, when it was last."""
+        self._own: OwnRows | None = None
+        self._whole = 0.0
+        """The share of recent slices that were of whole batches."""
         self.bucket = bucket
         """The bucket whose quota it counts towards."""
         self._disk_rate = disk_rate
@@ -113,6 +134,21 @@ class Table:
         """Return seconds saved a byte and read, less for a table that is not read."""
         return policy.value(self.saved, self.size.value, now - self.last_used)
 
+    def note_request(self, samples: SampleSet, now: float) -> None:
+        """Note that rows of a slice were asked for."""
+        self.last_used, self.asked, self._own = now, samples.asked, samples.own
+        self._whole += ((samples.own is None) - self._whole) * _WHOLE_WEIGHT
+
+    @property
+    def own_rows(self) -> OwnRows | None:
+        """The samples that the node is asked for; None if lately it was asked for any of them."""
+        return None if self._whole > MOST_WHOLE else self._own
+
+    def kept_samples(self, segments: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the samples that have entries in these segments, in the order of their entries."""
+        found = np.flatnonzero(np.isin(self._segment, segments))
+        return found[np.lexsort((self._offset[found], self._segment[found]))]
+
     def find(self, sample: int) -> tuple[Segment, int, int] | None:
         """Return (segment, offset, length) of a sample's entry."""
         if not 0 <= sample < self.samples:
@@ -133,13 +169,16 @@ class Table:
         self._segment[entry.sample] = segment.number
         self._offset[entry.sample], self._length[entry.sample] = entry.offset, entry.length
         self.entries += 1
+        segment.entries += 1
         return True
 
     def forget(self, sample: int) -> None:
         """Forget the entry of a sample, which could not be used."""
-        if self.find(sample) is not None:
+        found = self.find(sample)
+        if found is not None:
             self._segment[sample] = -1
             self.entries -= 1
+            found[0].entries -= 1
 
     def forget_segment(self, segment: Segment) -> None:
         """Forget a segment and its entries."""
@@ -176,3 +215,13 @@ class Table:
     def set_limit(self, limit: int, now: float) -> None:
         """Bound the table's bytes for LIMIT_SECONDS."""
         self.limit, self.limited_until = limit, now + LIMIT_SECONDS
+
+
+def leaves_out_results(quota: int, taken: int, tables: Sequence[Table]) -> bool:
+    """Return whether a quota leaves out results: it is used up, or the results of all samples are larger.
+
+    `tables`: those that count towards it; `taken`: their bytes.
+    """
+    entry = max(table.size.value for table in tables)
+    whole = sum(table.size.value * table.asked for table in tables if table.segments)
+    return Limit(quota, taken, 0, "").usable(entry) < max(whole, taken + entry)

@@ -18,7 +18,7 @@ from tests.component.batches.test_decoded_cache_daemon import counted, reads, wa
 from tests.support.daemon_cluster import DaemonCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ARGUMENTS = ("--transform-workers", "1", "--frame-cache", "1MiB", "--decoded-cache", "256MiB")
 SAMPLES, BATCH = 600, 40
@@ -60,8 +60,8 @@ def kept_bytes(mesh: DaemonCluster) -> dict[str, float]:
     return {name: counted(mesh[name], "bytes") for name in running(mesh)}
 
 
-def evicted(mesh: DaemonCluster) -> float:
-    return sum(counted(mesh[name], "evicted_bytes_total") for name in running(mesh))
+def evicted(mesh: DaemonCluster, names: Iterable[str]) -> float:
+    return sum(counted(mesh[name], "evicted_bytes_total") for name in names)
 
 
 def hits(mesh: DaemonCluster) -> float:
@@ -100,19 +100,25 @@ def test_nodes_keep_together_what_their_quotas_allow(monkeypatch: pytest.MonkeyP
 
             mesh.add("n4")
             mesh.await_map(lambda cluster: len(cluster.nodes) == 4 and not cluster.is_rebalancing)
-            epochs(2)
+
+            def uses_all_quotas() -> bool:  # when the entries of samples that went to n4 have made room
+                before = hits(mesh)
+                epochs(1)
+                return hits(mesh) - before >= 0.85 * 4 * QUOTA / (RESULT + 256)
+
+            assert wait_until(uses_all_quotas)
             joined = kept_bytes(mesh)
             assert all(size <= QUOTA for size in joined.values()), joined
-            assert all(joined[name] >= size for name, size in found.items()), "something was thrown away"
             assert joined["n4"] >= 0.75 * QUOTA, joined
-            assert evicted(mesh) == 0
+            gone = evicted(mesh, found)
+            assert 0 < gone <= 3 * QUOTA / 2, "a quarter went to n4"
 
             mesh.kill("n4")
             mesh.await_state("n4", "away", "down")
             epochs(1)
             left = kept_bytes(mesh)
             assert all(QUOTA >= left[name] >= joined[name] for name in found), left
-            assert evicted(mesh) == 0
+            assert evicted(mesh, found) == gone, "something was thrown away"
 
             assert run(["bucket", "change", "photos", "--decoded-quota", "none"]) == 0
             assert wait_until(keeps_nearly_all)

@@ -55,9 +55,9 @@ def snapshot_of(sizes: list[tuple[int, int]]) -> Snapshot:
 
 
 def count_rows(owner: npt.NDArray[np.int64], node: int, snapshot: Snapshot) -> int:
-    found = asyncio.run(OwnSampleFinder(cast("PeerSource", Placement(owner, node))).count_rows(snapshot))
+    found = asyncio.run(OwnSampleFinder(cast("PeerSource", Placement(owner, node))).find_rows(snapshot))
     assert found is not None
-    return found
+    return found.count
 
 
 pairs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=60)
@@ -74,6 +74,11 @@ def test_each_sample_counts_where_most_of_its_bytes_are(
         ext = "bin" if image >= note else "txt"
         expected[chosen[slot_of("b", f"{number:05d}.{ext}", SLOTS)]] += 1
     assert [count_rows(owner, node, snapshot) for node in range(NODES)] == expected
+    every = np.arange(snapshot.samples)
+    finders = [OwnSampleFinder(cast("PeerSource", Placement(owner, node))) for node in range(NODES)]
+    rows = [asyncio.run(finder.find_rows(snapshot)) for finder in finders]
+    assert np.sum([each.include(every) for each in rows if each], axis=0).tolist() == [1] * snapshot.samples
+    assert [np.count_nonzero(each.include(every)) for each in rows if each] == expected
 
 
 @given(pairs, owners)
@@ -95,11 +100,13 @@ def test_it_is_counted_again_when_the_slots_of_the_node_change() -> None:
     finder = OwnSampleFinder(cast("PeerSource", placement))
 
     async def run() -> list[int | None]:
-        found = [await finder.count_rows(snapshot), await finder.count_rows(snapshot)]
+        found = [await finder.find_rows(snapshot), await finder.find_rows(snapshot)]
+        assert found[0] is found[1], "who compares them sees that nothing has changed"
         placement.owner = np.arange(SLOTS) % 2
-        found.append(await finder.count_rows(snapshot))
+        found.append(await finder.find_rows(snapshot))
         placement.owner = np.ones(SLOTS, np.int64)
-        return [*found, await finder.count_rows(snapshot)]
+        found.append(await finder.find_rows(snapshot))
+        return [None if each is None else each.count for each in found]
 
     everything, again, half, nothing = asyncio.run(run())
     assert everything == again == 40
@@ -109,5 +116,5 @@ def test_it_is_counted_again_when_the_slots_of_the_node_change() -> None:
 
 
 def test_who_has_no_other_nodes_builds_all_rows() -> None:
-    found = asyncio.run(OwnSampleFinder(cast("PeerSource", Alone())).count_rows(snapshot_of([(1, 1)])))
+    found = asyncio.run(OwnSampleFinder(cast("PeerSource", Alone())).find_rows(snapshot_of([(1, 1)])))
     assert found is None

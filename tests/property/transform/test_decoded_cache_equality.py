@@ -117,7 +117,9 @@ def damage(node: DecodedCacheNode, rng: random.Random) -> None:
     budget=st.sampled_from([1 << 20, 2 << 20, 3 << 20, 1 << 30]),
     epochs=st.integers(2, 4),
     actions=st.lists(
-        st.sampled_from(["none", "damage", "fill", "other plan", "limit", "warm"]), min_size=4, max_size=4
+        st.sampled_from(["none", "damage", "fill", "other plan", "limit", "warm", "moved"]),
+        min_size=4,
+        max_size=4,
     ),
 )
 def test_every_epoch_has_the_same_bytes_and_the_same_failures(
@@ -128,6 +130,8 @@ def test_every_epoch_has_the_same_bytes_and_the_same_failures(
     samples = [sample(seed + number) for number in range(SAMPLES)]
     with tempfile.TemporaryDirectory() as folder:
         node = DecodedCacheNode(Path(folder), samples, budget)
+        if "moved" in actions:  # from the start: entries of a node that builds rows of any sample stay
+            node.ask_for(range(SAMPLES))
         try:
             for epoch, action in zip(range(epochs), actions, strict=False):
                 order = rng.sample(range(SAMPLES), SAMPLES)
@@ -139,6 +143,10 @@ def test_every_epoch_has_the_same_bytes_and_the_same_failures(
                     damage(node, rng)
                 elif action == "fill":
                     node.cache.fit(1 << 30, rng.choice([0, 1 << 29]))
+                elif action == "moved":
+                    node.ask_for(rng.sample(range(SAMPLES), rng.randrange(SAMPLES)))
+                    node.epoch(text, epoch, order)
+                    node.find_moved()
                 elif action == "other plan":
                     node.epoch(text_of(rng.choice(CHAINS), ["image", "mask"]), 0, range(SAMPLES))
                 assert node.cache.bytes <= budget + (1 << 20)

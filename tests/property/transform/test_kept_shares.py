@@ -7,13 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshd.transform.decoded_cache.policy import Limit, find_room, find_share, is_admitted
-from meshd.transform.decoded_cache.slice_order import SampleSet
+from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 
 SAMPLES = 40_000
 LEAST = 0.9
 
 owners = st.lists(st.integers(2, 8), min_size=1, max_size=4)
 """How many samples each node is asked for, relative to the others."""
+
+
+def rows(count: int) -> OwnRows:
+    return OwnRows(count, lambda samples: samples < count)
 
 
 def limit(size: int) -> Limit:
@@ -31,7 +35,7 @@ def test_nodes_keep_together_what_they_have_room_for(
     for node in range(len(weights)):
         asked = np.flatnonzero(owner == node).tolist()
         room = int(fits * size * SAMPLES / len(weights))
-        share, _ = find_share([limit(room)], size, SampleSet("s", SAMPLES, own=len(asked)).asked)
+        share, _ = find_share([limit(room)], size, SampleSet("s", SAMPLES, own=rows(len(asked))).asked)
         places = int(find_room([limit(room)], size)[0] // size)
         admitted = sum(is_admitted(sample, share) for sample in asked)
         if places >= len(asked):
@@ -53,6 +57,6 @@ def test_who_is_asked_for_fewer_keeps_the_same_and_more(room: int, size: int, so
 
 @given(st.integers(0, 10**6), st.none() | st.integers(0, 10**7))
 def test_a_node_is_never_asked_for_more_than_there_are(count: int, own: int | None) -> None:
-    asked = SampleSet("s", count, own=own).asked
+    asked = SampleSet("s", count, own=None if own is None else rows(own)).asked
     assert 0 <= asked <= count
     assert asked == (count if own is None else min(count, own))

@@ -42,7 +42,7 @@ from tests.support.single_node_objects import single_node_objects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from meshd.transform.decoded_cache.slice_order import SampleSet
+    from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.messages import FailureKind
     from meshd.transform.render_calls import RowWork
     from meshwire.dataset.build_snapshot import Snapshot

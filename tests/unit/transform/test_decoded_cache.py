@@ -199,7 +199,7 @@ def test_a_node_of_a_mesh_keeps_what_there_is_room_for_of_its_own_samples(
         for epoch in range(3):
             node.epoch(TEXT, epoch, own[0])
         unaware = kept(node)
-        node.own = len(own[0])
+        node.ask_for(own[0])
         for epoch in range(3, 6):
             node.epoch(TEXT, epoch, own[0])
         first = kept(node)
@@ -207,7 +207,7 @@ def test_a_node_of_a_mesh_keeps_what_there_is_room_for_of_its_own_samples(
         assert len(first) >= 0.7 * room / BYTES > 2 * len(unaware)
         for others in ([], own[1], own[1] + own[2] + own[3]):  # one joins, one leaves, all leave
             mine = (own[0] + others) if others else own[0][::2]
-            node.own = len(mine)
+            node.ask_for(mine)
             for epoch in range(6, 9):
                 node.epoch(TEXT, epoch, mine)
                 assert first <= kept(node), "an entry was dropped without need"
@@ -226,7 +226,7 @@ def test_a_quota_that_has_room_for_the_samples_of_the_node_leaves_nothing_out(
     own = list(range(0, SAMPLES, 4))
     node = DecodedCacheNode(tmp_path, pictures, 100 << 30, quota=6 * MIB)
     try:
-        node.own = len(own)
+        node.ask_for(own)
         for epoch in range(6):
             node.epoch(TEXT, epoch, own)
         assert kept(node) == set(own)

@@ -1,0 +1,79 @@
+"""Entries of samples whose rows other nodes of the mesh now build: the first to go when room is short.
+
+Law: these entries are looked up only when room is short, once for each map, and not on the event loop. None
+is dropped without need: a node that left may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from meshd.transform.decoded_cache.sample_set import OwnRows
+    from meshd.transform.decoded_cache.segment_store import SegmentStore
+    from meshd.transform.decoded_cache.tables import Table
+
+
+class _Found(NamedTuple):
+    """The samples in a table that other nodes are asked for while this node is asked for its `own`."""
+
+    own: OwnRows
+    samples: deque[int]
+
+
+class MovedEntries:
+    """Of the tables in `segments`. Use on one event loop only."""
+
+    def __init__(self, segments: SegmentStore) -> None:
+        self._segments = segments
+        self._found: dict[Table, _Found] = {}
+        self._wanted: set[Table] = set()
+
+    def __repr__(self) -> str:
+        return f"<MovedEntries, {sum(len(each.samples) for each in self._found.values())} found>"
+
+    def give_back(self, tables: Iterable[Table], wanted: int) -> int:
+        """Drop such entries of these tables until `wanted` bytes are free; return the bytes that are.
+
+        Tables whose moved entries are not known yet are noted for `find`.
+        """
+        given = 0
+        for table in tables:
+            own = table.own_rows
+            if own is None or given >= wanted or not table.segments:
+                continue
+            found = self._found.get(table)
+            if found is None or found.own is not own:
+                self._wanted.add(table)
+            elif found.samples:
+                given += self._segments.give_back(table, _taken(found.samples), wanted - given)
+        return given
+
+    async def find(self) -> None:
+        """Find the entries of tables that were short of room."""
+        wanted, self._wanted = self._wanted, set()
+        for table in wanted:
+            own = table.own_rows
+            if own is not None:
+                samples = await asyncio.to_thread(_moved, table, list(table.segments), own)
+                self._found[table] = _Found(own, deque(samples))
+
+    def forget(self, table: Table) -> None:
+        """Forget a table that was dropped."""
+        self._found.pop(table, None)
+        self._wanted.discard(table)
+
+
+def _taken(samples: deque[int]) -> Iterator[int]:
+    while samples:
+        yield samples.popleft()
+
+
+def _moved(table: Table, segments: Sequence[int], own: OwnRows) -> list[int]:
+    kept = table.kept_samples(segments)
+    moved: list[int] = kept[~own.include(kept)].tolist() if kept.size else []
+    return moved
