@@ -171,7 +171,9 @@ class OpChain:
         """Return the result of the windowed first step, made by `decode`. Raises as `render` does, and
         SourceGoneError, SourceDamagedError.
         """
-        return self._run((replace(self._steps[0], operation=_Call(decode)),), None, draw, tally)
+        first = self._steps[0]
+        call = Step(first.label, first.index, _Call(decode), first.output, first.ops)
+        return self._run((call,), None, draw, tally)
 
     def keep_windowed(
         self, keep: Callable[[KeyedRandom], object], draw: Draw, tally: OpStats = _UNTIMED

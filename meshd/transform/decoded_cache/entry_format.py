@@ -7,8 +7,7 @@ that is read has the header's crc32c. Little-endian; the body begins at a multip
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -33,8 +32,7 @@ class EntryError(Exception):
     """The bytes are not the entry that was asked for, or are damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryHeader:
+class EntryHeader(NamedTuple):
     """Describes one value. `dtype` is empty for bytes. `image`: (height, width, scales) of the image that the
     value was decoded from, in pixels, if windows are drawn from it.
     """

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from meshd.transform.builtin.geometry import mirror_into
 from meshd.transform.builtin.image_codecs import decode_jpeg, read_jpeg_head
 from meshd.transform.builtin.resample_window import ResampleWindow, resample_window
 from meshd.transform.builtin.resize import RandomResizedCrop
@@ -75,14 +76,15 @@ def test_a_fused_crop_is_the_documented_one(
         assert np.abs(got.astype(int) - oracle).mean() < 10
 
 
+@pytest.mark.parametrize("width", [40, 41])
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("mode", ["rgb", "gray"])
-def test_a_flip_on_the_way_into_the_row_is_the_flip(mode: str, dtype: str) -> None:
+def test_a_flip_on_the_way_into_the_row_is_the_flip(mode: str, dtype: str, width: int) -> None:
     ops: list[tuple[str, dict[str, Any]]] = [("decode", {"mode": mode}), ("hflip", {}), ("to_chw", {})]
     if dtype != "uint8":
         ops.insert(1, ("normalize", {"mean": 0.5, "std": 0.25}))
     fused, plain = chains(ops)
-    data, flips = jpeg(37, 41, 2), set()
+    data, flips = jpeg(37, width, 2), set()
     for position in range(8):
         draw = partial(KeyedRandom, 5, 1, position)
         wanted = plain.render(data, draw)
@@ -92,6 +94,17 @@ def test_a_flip_on_the_way_into_the_row_is_the_flip(mode: str, dtype: str) -> No
         np.testing.assert_array_equal(fused.render(data, draw), wanted)
         flips.add(draw(len(ops) - 2).chance(0.5))
     assert flips == {False, True}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("width", [*range(1, 34), 224])
+def test_planes_are_mirrored_whatever_their_width(width: int, dtype: str) -> None:
+    rng = np.random.default_rng(width)
+    planes = rng.integers(0, 256, (3, 5, width)).astype(dtype)
+    before, row = planes.copy(), np.zeros_like(planes)
+    mirror_into(planes, row)
+    np.testing.assert_array_equal(row, before[:, :, ::-1])
+    np.testing.assert_array_equal(planes, before)
 
 
 @SETTINGS
