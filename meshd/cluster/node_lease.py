@@ -6,6 +6,7 @@ counters until when it holds.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ class NodeLease:
         self._control, self._maps, self._clock = control, maps, clock
         self._name, self._holder, self._ttl = node_lease_name(node_id), holder, ttl
         self._lease: Lease | None = None
+        self._renewal: asyncio.Future[tuple[Lease, int]] | None = None
 
     def __repr__(self) -> str:
         return f"<NodeLease {self._name}, {'held' if self.held else 'not held'}>"
@@ -66,8 +68,10 @@ class NodeLease:
         if self._lease is not None:
             # Taken before the renewal: a slow answer must shorten the lease, never lengthen it.
             began = self._clock.monotonic()
+            # Shielded: a renewal that is cancelled may reach the engine, and `release` has to know its lease.
+            self._renewal = asyncio.ensure_future(self._maps.renew_lease(self._lease))
             with suppress(LeaseLostError):
-                self._lease, version = await self._maps.renew_lease(self._lease)
+                self._lease, version = await asyncio.shield(self._renewal)
                 shared_counters.set_lease(began + self._ttl, version)
                 return True
         await self._maps.fetch_version()
@@ -79,7 +83,11 @@ class NodeLease:
         this node stops to rely on it."""
         shared_counters.set_lease(0.0, 0)
         lease, self._lease = self._lease, None
+        renewal, self._renewal = self._renewal, None
         if lease is not None:
             with suppress(ControlError, TimeoutError):
                 async with timeout(_RELEASE_S):
+                    if renewal is not None:
+                        with suppress(ControlError):
+                            lease, _ = await renewal
                     await self._control.release_lease(lease)

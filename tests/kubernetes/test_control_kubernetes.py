@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lightkube.resources.core_v1 import ConfigMap, Secret
 
+from meshd.cluster.node_lease import NodeLease
 from meshd.config import KubernetesAddress, parse_control
+from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Versioned, Write
 from meshd.control.kubernetes.api_client import AmbiguousError, ApiClient, ApiServer, server_from_kubeconfig
 from meshd.control.kubernetes.kubernetes_control import KubernetesControl, open_kubernetes
 from meshd.control.kubernetes.resource_encoding import OPEN_TOPICS
 from meshd.control.kubernetes.watch_cache import LocalCopy
 from meshd.util.clock import ManualClock, SystemClock
+from meshwire.cluster import Node
+from meshwire.cluster import transitions as turn
 from tests.support.bounded_wait import await_true
 from tests.support.control_suite import ControlSuite, closing
 
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-    from meshd.control.control_api import ControlStore
+    from meshd.control.control_api import ControlStore, Lease
     from meshd.control.kubernetes.watch_cache import WatchCache
     from meshd.util.clock import Clock
 
@@ -100,6 +104,39 @@ def test_a_store_is_a_world_of_its_own(kubeconfig: Path, namespace: str) -> None
             assert q.cached_entries("topic") == {}
             assert await p.acquire_lease("rebalancer", "n1", 10) is not None
             assert await q.acquire_lease("rebalancer", "n2", 10) is not None
+
+    asyncio.run(main())
+
+
+def test_a_node_that_ends_while_it_renews_its_lease_leaves_none(kubeconfig: Path, namespace: str) -> None:
+    """The API server has renewed it, and the answer is late, when the renewal is cancelled."""
+
+    async def main() -> None:
+        renewed, answer = asyncio.Event(), threading.Event()
+        with closed(store(kubeconfig, namespace)) as control:
+            maps, loop = ClusterMapStore(control), asyncio.get_running_loop()
+            await control.put("mesh/id", b"1")
+            await maps.update_map(lambda _: turn.bootstrap_map(Node("n1", "http://n1:1")))
+            lease = NodeLease(control, maps, "n1", "n1", SystemClock(), 60.0)
+            assert await lease.renew()
+            assert await lease.renew()
+            renew = control._leases.renew_lease
+
+            def late(lease: Lease) -> Lease:
+                found = renew(lease)
+                loop.call_soon_threadsafe(renewed.set)
+                assert answer.wait(60)
+                return found
+
+            control._leases.renew_lease = late  # type: ignore[method-assign]  # the answer's way back
+            renewing = asyncio.create_task(lease.renew())
+            await asyncio.wait_for(renewed.wait(), 60)
+            renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await renewing
+            loop.call_later(0.1, answer.set)
+            await lease.release()
+            assert await control.lease_holders("node/") == {}
 
     asyncio.run(main())
 
