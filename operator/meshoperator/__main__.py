@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from lightkube import ConfigError, KubeConfig
 
+from meshoperator.listen_socket import listen
 from meshoperator.manager import Manager, holder
 from meshoperator.settings import OperatorSettings, variables
 from meshwire.http_values.mesh_headers import RELEASE
@@ -106,7 +107,7 @@ async def serve_health(manager: Manager, address: tuple[str, int] | None) -> Asy
     await runner.setup()
     try:
         if address is not None:
-            await web.TCPSite(runner, *address).start()
+            await web.SockSite(runner, listen(*address)).start()
         yield
     finally:
         await runner.cleanup()

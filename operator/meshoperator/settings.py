@@ -64,7 +64,7 @@ class OperatorSettings:
     """URL template of a mesh's endpoint, with `{name}` and `{namespace}`; empty: its Service. Set it to run
     the operator outside the cluster."""
     webhook: tuple[str, int] | None = None
-    """Host and port of the webhook; None: no webhook."""
+    """Host and port of the webhook; None: no webhook. Host `::` is every address of both families."""
     webhook_certificates: str = ""
     """Folder with the webhook's `tls.crt` and `tls.key`."""
     metrics: tuple[str, int] | None = None
@@ -108,7 +108,7 @@ class OperatorSettings:
             host, _, port = value(name).rpartition(":")
             if port and not port.isdecimal():
                 raise ValueError(f"{_PREFIX}{name} is {value(name)!r}; write HOST:PORT, such as 0.0.0.0:8080")
-            return (host, int(port)) if port else None
+            return (host.strip("[]"), int(port)) if port else None
 
         found: dict[str, Any] = {
             "namespaces": tuple(filter(None, value("NAMESPACES").split(","))),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from meshoperator import metrics
+from meshoperator.listen_socket import listen
 from meshoperator.planners.disk_affinity import machine_patch
 from meshoperator.planners.pod_admission import (
     Admitted,
@@ -130,8 +131,7 @@ class Webhook:
         assert self._runner.server is not None
         self._server = await asyncio.get_running_loop().create_server(
             self._runner.server,
-            self._host,
-            self._port,
+            sock=listen(self._host, self._port),
             ssl=self._context,
             ssl_handshake_timeout=self._idle,
             ssl_shutdown_timeout=self._idle,

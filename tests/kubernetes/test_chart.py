@@ -140,6 +140,20 @@ def test_an_operator_leaves_a_lost_machine_soon_and_several_are_apart() -> None:
     assert chosen.items() <= two["template"]["metadata"]["labels"].items()
 
 
+def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
+    def told(policy: str) -> tuple[set[str], Any]:
+        found = rendered({"operator": {"ipFamilyPolicy": policy}})
+        (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment")
+        (service,) = (each["spec"] for each in found if each["kind"] == "Service")
+        env = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
+        names = ("HEALTH", "METRICS", "WEBHOOK")
+        hosts = {env[f"MESH_OPERATOR_{name}"].rpartition(":")[0] for name in names}
+        return hosts, service.get("ipFamilyPolicy")
+
+    assert told("") == ({"0.0.0.0"}, None)
+    assert told("PreferDualStack") == ({"[::]"}, "PreferDualStack")
+
+
 def test_a_namespaced_operator_has_no_rights_of_the_cluster() -> None:
     found = documents("namespaced")
     assert not {"ClusterRole", "ClusterRoleBinding"} & {each["kind"] for each in found}

@@ -66,6 +66,7 @@ def test_every_option_of_the_service_is_taken(kube: Client, namespace: str) -> N
         "externalTrafficPolicy": "Local",
         "trafficDistribution": "PreferClose",
         "ipFamilyPolicy": "PreferDualStack",
+        "ipFamilies": ["IPv6", "IPv4"],
     }
     stored = create(kube, namespace, changed(example("MeshCluster"), ("spec", "s3"), s3))
     assert s3.items() <= stored.spec["s3"].items()
@@ -102,6 +103,7 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
     ("MeshCluster", ("spec", "image"), "two words", "should match"),
     ("MeshCluster", ("spec", "s3"), {"externalTrafficPolicy": "Local"}, "needs serviceType NodePort or"),
+    ("MeshCluster", ("spec", "s3"), {"ipFamilies": ["IPv6"]}, "ipFamilies needs ipFamilyPolicy"),
     ("MeshCluster", ("spec", "s3"), {"trafficDistribution": "Nearest"}, "Unsupported value"),
     ("MeshCluster", ("spec", "s3"), {"ipFamilyPolicy": "Both"}, "Unsupported value"),
     ("MeshNode", ("spec", "desiredState"), "Gone", "Unsupported value"),

@@ -197,6 +197,7 @@ class Observer:
             spec,
             places,
             self._settings.daemon_account,
+            self._settings.lease_namespace if self._settings.pod_name else "",
         )
 
     async def observe(self, cluster: Cluster) -> ObservedState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.cluster_model import SCRAPE_LABEL, owned
+from meshoperator.cluster_model import OPERATOR_LABELS, SCRAPE_LABEL, owned
 
 if TYPE_CHECKING:
     from meshoperator.cluster_model import Cluster, Manifest
@@ -18,7 +18,7 @@ def s3_service(cluster: Cluster) -> Manifest:
     chosen = {
         "externalTrafficPolicy": s3.external_traffic_policy,
         "trafficDistribution": s3.traffic_distribution,
-        "ipFamilyPolicy": s3.ip_family_policy,
+        **_families(cluster),
     }
     spec: dict[str, Any] = {"type": s3.service_type, "selector": cluster.labels(), "ports": [port]}
     spec |= {name: value for name, value in chosen.items() if value}
@@ -26,6 +26,13 @@ def s3_service(cluster: Cluster) -> Manifest:
     if s3.service_annotations:
         found["metadata"]["annotations"] = dict(s3.service_annotations)
     return found
+
+
+def _families(cluster: Cluster) -> dict[str, Any]:
+    """Return the fields of a Service that choose its IP families; none that is not set."""
+    s3 = cluster.spec.s3
+    chosen = {"ipFamilyPolicy": s3.ip_family_policy, "ipFamilies": list(s3.ip_families)}
+    return {name: value for name, value in chosen.items() if value}
 
 
 def peer_service(cluster: Cluster) -> Manifest:
@@ -36,13 +43,13 @@ def peer_service(cluster: Cluster) -> Manifest:
         "publishNotReadyAddresses": True,  # joining nodes are contacted before they are ready
         "selector": cluster.labels(),
         "ports": [port],
-    } | ({"ipFamilyPolicy": policy} if (policy := cluster.spec.s3.ip_family_policy) else {})
+    } | _families(cluster)
     labels = cluster.labels() | {SCRAPE_LABEL: "true"}
     return owned(cluster, "v1", "Service", f"{cluster.name}-nodes", labels, spec=spec)
 
 
 def network_policy(cluster: Cluster) -> Manifest:
-    """Return the NetworkPolicy: who may connect."""
+    """Return the NetworkPolicy: who may connect. If namespaces are chosen: these, daemons, the operator."""
     namespaces = cluster.spec.network_policy.from_namespaces
     port = {"port": "s3", "protocol": "TCP"}
     clients: dict[str, Any] = {"ports": [port]}
@@ -50,6 +57,7 @@ def network_policy(cluster: Cluster) -> Manifest:
         clients["from"] = [
             {"namespaceSelector": {"matchLabels": namespaces}},
             {"podSelector": {"matchLabels": cluster.labels()}},
+            *_operator(cluster),
         ]
     spec = {
         "podSelector": {"matchLabels": cluster.labels()},
@@ -57,6 +65,17 @@ def network_policy(cluster: Cluster) -> Manifest:
         "ingress": [clients],
     }
     return owned(cluster, "networking.k8s.io/v1", "NetworkPolicy", cluster.name, cluster.labels(), spec=spec)
+
+
+def _operator(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the operator's pods as a source of connections. Kubernetes 1.21 and later label each namespace
+    with its name."""
+    pods = {"podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}
+    if not (namespace := cluster.operator_namespace):
+        return []
+    if namespace == cluster.namespace:
+        return [pods]
+    return [pods | {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}]
 
 
 def service_monitor(cluster: Cluster) -> Manifest:

@@ -32,6 +32,10 @@ class S3Endpoint(Part, frozen=True, kw_only=True):
             "!has(self.externalTrafficPolicy) || self.serviceType != 'ClusterIP'",
             "externalTrafficPolicy needs serviceType NodePort or LoadBalancer",
         ),
+        Rule(
+            "!has(self.ipFamilies) || size(self.ipFamilies) == 0 || has(self.ipFamilyPolicy)",
+            "ipFamilies needs ipFamilyPolicy",
+        ),
     )
 
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of the Service and of every daemon.")] = 9000
@@ -72,6 +76,14 @@ class S3Endpoint(Part, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    ip_families: Annotated[
+        tuple[Literal["IPv4", "IPv6"], ...],
+        Meta(
+            max_length=2,
+            description="Of the Services, in order: the first is that of the only address, or of the first. "
+            "It cannot be changed later. Default: the cluster's.",
+        ),
+    ] = ()
     domains: Annotated[
         tuple[ResourceName, ...],
         Meta(max_length=16, description="Domains whose subdomains are bucket names.", extra_json_schema=SET),
@@ -123,5 +135,9 @@ class NetworkPolicy(Part, frozen=True, kw_only=True):
 
     enabled: Annotated[bool, Meta(description="Create a NetworkPolicy.")] = True
     from_namespaces: Annotated[
-        Labels, Meta(description="Namespaces with these labels may reach the S3 port. Empty: all.")
+        Labels,
+        Meta(
+            description="Namespaces with these labels may reach the S3 port; the mesh's daemons and the "
+            "operator always may. Empty: all."
+        ),
     ] = {}

@@ -156,6 +156,12 @@ def test_the_service_has_the_options_that_are_set_and_no_others() -> None:
     assert set(chosen["m-nodes"]["spec"]) - set(plain["m-nodes"]["spec"]) == {"ipFamilyPolicy"}
 
 
+def test_families_of_services_are_those_that_are_chosen() -> None:
+    chosen = found(cluster(s3={"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}), "Service")
+    assert [each["spec"]["ipFamilies"] for each in chosen] == [["IPv6"], ["IPv6"]]
+    assert all("ipFamilies" not in each["spec"] for each in found(cluster(), "Service"))
+
+
 def test_daemons_listen_on_both_families_once_a_policy_is_set() -> None:
     def listens(**s3: Any) -> str:
         (settings,) = found(cluster(s3=s3), "ConfigMap")

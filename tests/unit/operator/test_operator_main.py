@@ -12,11 +12,13 @@ import threading
 import time
 import urllib.request
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshoperator.__main__ import with_arguments
+from meshoperator.listen_socket import listen
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
@@ -84,12 +86,40 @@ def test_a_part_that_fails_ends_it_with_an_error(tmp_path: Path) -> None:
         assert operator.wait(30) == 1
 
 
+def test_it_answers_by_both_families(tmp_path: Path) -> None:
+    """As with the chart's `operator.ipFamilyPolicy`, health by one server, metrics by another."""
+    health, figures = _free_port(), _free_port()
+    addresses = {"MESH_OPERATOR_HEALTH": f"[::]:{health}", "MESH_OPERATOR_METRICS": f"[::]:{figures}"}
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        operator = _start(tmp_path, nobody.getsockname()[1], health, **addresses)
+        try:
+            for host in ("127.0.0.1", "[::1]"):
+                assert _healthy(health, host) == {"leading": False}
+                _until(partial(_answers, f"http://{host}:{figures}/metrics"))
+        finally:
+            operator.kill()
+            operator.wait(30)
+
+
+@pytest.mark.parametrize(("host", "families"), [("::", 2), ("::1", 1), ("127.0.0.1", 1)])
+def test_sockets_take_the_families_of_their_address(host: str, families: int) -> None:
+    def takes(address: str) -> bool:
+        with closing(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)) as sock:
+            sock.settimeout(20)
+            return sock.connect_ex((address, port)) == 0
+
+    with closing(listen(host, 0)) as server:
+        port = server.getsockname()[1]
+        assert sum(map(takes, ("127.0.0.1", "::1"))) == families
+
+
 def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFixture) -> None:
     arguments = ["run", "--module=meshoperator.handlers", "--liveness=http://0.0.0.0:8080/healthz"]
     assert with_arguments(OperatorSettings(), arguments).health == ("0.0.0.0", 8080)
     assert "upgrade the chart" in caplog.text
     told = OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "127.0.0.1:1"})
     assert with_arguments(told, arguments).health == ("127.0.0.1", 1)
+    assert OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "[::]:1"}).health == ("::", 1)
 
 
 def _start(place: Path, api: int, health: int, **more: str) -> subprocess.Popen[bytes]:
@@ -112,12 +142,20 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _healthy(port: int) -> object:
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return b"mesh_operator_" in answer.read()
+    except OSError:
+        return False
+
+
+def _healthy(port: int, host: str = "127.0.0.1") -> object:
     answers = list[object]()
 
     def ask() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=5) as answer:
                 answers.append(json.load(answer))
         except OSError:
             return False
