@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tests.support.bounded_wait import await_end
 from tests.support.server_shutdown import stop_listening
@@ -22,10 +22,12 @@ _PIECE = 65536
 
 
 class Relay:
-    """Listens on loopback; `str()` is HOST:PORT. `target`: the port it leads to, which may change."""
+    """Listens on loopback; `str()` is HOST:PORT. `target`: the port it leads to, which may change.
+    `forwarded` and `returned`: bytes read from clients, and from the target."""
 
     def __init__(self, target: int = 0) -> None:
         self.target, self.port = target, 0
+        self.forwarded = self.returned = 0
         self._loop = asyncio.new_event_loop()
         self._whole = asyncio.Event()
         self._whole.set()
@@ -106,15 +108,23 @@ class Relay:
             with suppress(OSError):
                 upstream, to = await asyncio.open_connection("127.0.0.1", self.target)
                 try:
-                    await asyncio.gather(self._pump(reader, to), self._pump(upstream, writer))
+                    await asyncio.gather(
+                        self._pump(reader, to, "forwarded"), self._pump(upstream, writer, "returned")
+                    )
                 finally:
                     to.transport.abort()
         finally:
             writer.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        count: Literal["forwarded", "returned"],
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(_PIECE):
+                setattr(self, count, getattr(self, count) + len(data))
                 await self._whole.wait()
                 writer.write(data)
                 await writer.drain()
