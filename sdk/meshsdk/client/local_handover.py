@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 LOCAL_VARIABLE: Final = "MESH_LOCAL"
 _SHUNNED: Final = 30.0  # seconds
 _PATIENCE: Final = 5.0  # seconds; enough, as the node already has the frame
-_POPULATE_READ: Final = 22  # MADV_POPULATE_READ of madvise(2), which `mmap` does not define
 _SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -254,11 +253,13 @@ def _received(line: socket.socket, ticket: str, count: int) -> list[int]:
 
 
 def _mapped(fd: int, size: int, offset: int = 0) -> Any:
-    """Map frames privately, so that writes to a batch copy the page and stay in this process."""
+    """Map frames privately, so that writes to a batch copy the page and stay in this process.
+
+    The kernel maps pages on first access, sixteen at a time. To have it map all of them now, one by one,
+    would take longer and hold the interpreter's lock.
+    """
     prot = mmap.PROT_READ | mmap.PROT_WRITE
     pages = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=prot, offset=offset)
-    with contextlib.suppress(OSError):  # before Linux 5.14 pages are mapped on first access instead
-        pages.madvise(_POPULATE_READ)
     return np.frombuffer(pages, np.uint8)
 
 

@@ -13,7 +13,7 @@ from meshwire.http_values.mesh_headers import MAX_FRAME_SERIES
 if TYPE_CHECKING:
     from meshsdk.client.arena import Waker
 
-MAX_SERIES: Final = min(16, MAX_FRAME_SERIES)
+MAX_SERIES: Final = min(32, MAX_FRAME_SERIES)
 MAX_SERIES_BYTES: Final = 8 << 20
 _LONGEST: Final = 0.1  # seconds that a node may take for a series; frames that take longer need no series
 _BUDGET_SHARE: Final = 8  # a series takes at most this part of the arena, so that several are under way

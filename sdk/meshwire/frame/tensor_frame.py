@@ -271,6 +271,7 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _METADATA: Final = b'{"__metadata__":'
 _BLANKS: Final = " \t\r\n"
+_PADDING: Final = b" " * BODY_ALIGNMENT
 _KNOWN_BYTES: Final = 8192
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_no_doubles)
 
@@ -282,11 +283,19 @@ def parse_frame_header(frame: Buffer) -> FrameHeader:
     body = header_size(frame)
     if len(frame) < body:
         raise FrameError(f"the header has {body} bytes, but only {len(frame)} were given")
-    metadata, entries = _split_header(bytes(frame[8:body]))
+    metadata, entries = _split_header(_without_padding(bytes(frame[8:body])))
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise FrameError("__metadata__ must map names to text")
     slots, end = _parse_known(entries, body) if len(entries) <= _KNOWN_BYTES else _parse_slots(entries, body)
     return FrameHeader(body, end, slots, metadata)
+
+
+def _without_padding(text: bytes) -> bytes:
+    """Return a header without the spaces at its end: to strip them, one by one, would take most of the time
+    that a header takes."""
+    end = text.rfind(b"}") + 1
+    padding = len(text) - end
+    return text[:end] if padding <= BODY_ALIGNMENT and text[end:] == _PADDING[:padding] else text
 
 
 def _split_header(text: bytes) -> tuple[Any, bytes]:

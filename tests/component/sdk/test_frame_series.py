@@ -53,7 +53,7 @@ def test_an_epoch_of_small_batches_takes_few_requests(server: ScriptedMesh) -> N
     server.asked.clear()
     with loader(server, 1, connections=1) as one:
         assert labels(one) == wanted
-    assert len(server.asked) == 11  # 1, 3, 12, 5 × 16, 4, 2, 1
+    assert len(server.asked) == 9  # 1, 3, 12, 16, 2 × 32, 4, 2, 1
 
 
 @pytest.mark.parametrize("fault", ["cut", "flip", "busy", "silent"])

@@ -48,7 +48,7 @@ def test_a_series_fits(step: int, left: int, size: int, budget: int) -> None:
 
 def test_slow_frames_come_alone_and_a_failure_halves() -> None:
     slow = planner()
-    slow.record_response(MAX_SERIES, MAX_SERIES, 1.0)
+    slow.record_response(MAX_SERIES, MAX_SERIES, 2.0)
     assert slow.wanted(0, 100, 1000, BUDGET) == 1
     failed = planner()
     failed.record_failure(1)
