@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
-from meshd.transform.sandbox import restrictions
+from meshd.transform.sandbox import restrictions, seccomp
 from meshwire.dataset.archive_keys import slices_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _confined(memory: int, kind: str) -> Converter:
     _preload_pyarrow(made, arrow=whole in ("table", "preview"))
     if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
         raise restrictions.RestrictionError("pyarrow started a thread")
-    restrictions.install_syscall_filter(files=False, last=True)
+    seccomp.install_filter(files=False, last=True)
     restrictions.set_memory_limit(statm, memory)
     return made() if not slices else made(slices)  # type: ignore[call-arg]  # only tables have slices
 

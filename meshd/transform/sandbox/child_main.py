@@ -26,7 +26,7 @@ import traceback
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshd.transform.sandbox import restrictions
+from meshd.transform.sandbox import restrictions, seccomp
 from meshd.transform.sandbox.messages import (
     ARENA_BYTES,
     ASSET_ROOM,
@@ -187,7 +187,7 @@ class _SandboxedModule:
         restrictions.set_resource_limits(files=len(objects))
         restrictions.drop_capabilities()
         version = 0 if self._sealed else restrictions.restrict_files(readable)
-        restrictions.install_syscall_filter(files=True, last=not self._sealed)
+        seccomp.install_filter(files=True, last=not self._sealed)
         restrictions.set_memory_limit(statm, self._memory + _LIBRARIES)
         self._broken, finder = "", None
         try:
@@ -204,7 +204,7 @@ class _SandboxedModule:
         restrictions.set_memory_limit(statm, self._memory + ASSET_ROOM)
         os.close(statm)
         if self._sealed:
-            restrictions.install_syscall_filter(files=False, last=True)
+            seccomp.install_filter(files=False, last=True)
         if finder is not None:
             sys.meta_path.insert(1, finder)  # behind what refuses the daemon's code
         self._held = ["seccomp", f"landlock {version}" if version else "no files"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from meshd.transform.errors import BadSampleError, WrongOutputError
-from meshd.transform.sandbox import restrictions
+from meshd.transform.sandbox import restrictions, seccomp
 from meshd.transform.sandbox.client import (
     SandboxDiedError,
     SandboxPolicy,
@@ -453,9 +453,9 @@ def test_where_something_hidden_lies_below_the_libraries_no_file_is_opened() -> 
 def test_other_machines_are_refused_and_known_ones_have_a_filter() -> None:
     for machine in ("x86_64", "aarch64"):
         for files in (True, False):
-            assert len(restrictions.build_filter(1, files=files, last=True, machine=machine)) % 8 == 0
-    with pytest.raises(restrictions.SeccompUnavailableError):
-        restrictions.build_filter(1, files=True, last=True, machine="riscv64")
+            assert len(seccomp.build_filter(1, files=files, last=True, machine=machine)) % 8 == 0
+    with pytest.raises(seccomp.SeccompUnavailableError):
+        seccomp.build_filter(1, files=True, last=True, machine="riscv64")
 
 
 def module(source: bytes = SOURCE) -> UserModule:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.transform.sandbox import restrictions
+from meshd.transform.sandbox import seccomp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ MACHINES = pytest.mark.parametrize(
 
 
 def made(machine: str, *, files: bool = True, last: bool = True) -> bytes:
-    return restrictions.build_filter(PID, files=files, last=last, machine=machine)
+    return seccomp.build_filter(PID, files=files, last=last, machine=machine)
 
 
 @MACHINES
