@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 
 from meshd.auth.web_identity.issuer_client import IssuerError, discover_sign_in, exchange_code
-from meshd.auth.web_identity.token_parser import TokenRejectedError, parse_token
+from meshd.auth.web_identity.token_validation import TokenRejectedError, parse_token
 from meshwire.errors import S3Error
 from meshwire.sts_query import StsError, WebIdentityRequest
 

@@ -15,27 +15,23 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.auth.web_identity.exchange import (
-    LEEWAY_SECONDS,
-    UnknownKeyError,
-    unmet_condition,
-    validate_token,
-)
+from meshd.auth.web_identity.exchange import unmet_condition
 from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
-from meshd.auth.web_identity.token_parser import (
+from meshd.auth.web_identity.token_validation import (
+    LEEWAY_SECONDS,
     MAX_TOKEN_BYTES,
     TokenExpiredError,
     TokenRejectedError,
+    UnknownKeyError,
     parse_token,
+    validate_token,
 )
 from meshd.control.roles import IdentityProvider, TrustCondition
 from tests.support.oidc_issuer import SigningKey, encoded, key_set
 
 if TYPE_CHECKING:
-    from meshd.auth.web_identity.exchange import (
-        ValidToken,
-    )
     from meshd.auth.web_identity.key_set import KeySet
+    from meshd.auth.web_identity.token_validation import ValidToken
 
 ISSUER = "https://issuer.example"
 NOW = 1_800_000_000.0
