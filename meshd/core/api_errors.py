@@ -201,6 +201,21 @@ def to_s3_error(error: errors.StoreError) -> S3Error:
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 
+def to_batch_error(error: errors.StoreError) -> BatchError:
+    """Translates a store error into an error of the native API."""
+    if isinstance(error, errors.DiskFullError):
+        return BatchError(
+            "Busy", "the node's disk is full", help="delete data or enlarge the disk", retry_after=60
+        )
+    if isinstance(error, errors.CorruptExtentError):
+        log.error("corrupt extent, not served: %s", error)
+        what = error.name or "stored bytes"
+        return BatchError(
+            "InternalError", f"{what}: damaged on the disk, so it is not served; run meshd fsck"
+        )
+    return BatchError("InternalError", f"the store failed: {type(error).__name__}")
+
+
 def control_error_to_s3(error: ControlError) -> S3Error:
     """Translates a change that the control store rejected or did not confirm in time into an S3 error; logs
     the reason."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
-    from meshd.server.native_routes import HttpRoute
+    from meshd.server.http_route import HttpRoute
     from meshd.server.services import ServerServices
     from meshd.server.tls import ServerTls
 

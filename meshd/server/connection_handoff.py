@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
-    from meshd.server.native_routes import HttpRoute, PeerAuthenticator, PeerCaller, PeerHandler
+    from meshd.server.http_route import HttpRoute
+    from meshd.server.native_routes import PeerAuthenticator, PeerCaller, PeerHandler
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from meshd.config import HttpSettings
-    from meshd.server.native_routes import HttpRoute
+    from meshd.server.http_route import HttpRoute
     from meshd.server.response import RequestHandler
     from meshd.server.services import ServerServices
     from meshd.util.clock import Clock

@@ -17,12 +17,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from meshd.auth.identity import Identity
 from meshd.batches.sample_responses import StreamBody
 from meshd.control.control_api import ControlError
-from meshd.core.api_errors import BatchError, control_error_to_s3, to_s3_error
+from meshd.core.api_errors import BatchError, control_error_to_s3, to_batch_error, to_s3_error
 from meshd.core.frame_address import Frame
 from meshd.rpc.peer_client import FRAMED_HEADER, MAP_HEADER, PEER_KEY, PURPOSE, StaleMapError, peer_secret
 from meshd.rpc.peer_rpc import (
@@ -38,8 +37,10 @@ from meshd.rpc.peer_rpc import (
     piece_header,
     registered_handlers,
 )
-from meshd.server.api.batch_replies import STATUS, send_frame, send_stream, store_batch_error
+from meshd.server.api.batches import send_frame, send_stream
+from meshd.server.api.json_api import STATUS
 from meshd.server.api.sts_query import is_sts_request
+from meshd.server.http_route import HttpRoute
 from meshd.server.proxy.hops import stale_map_reply
 from meshd.server.request import RequestTrace, request_head
 from meshd.server.request_body import RequestBody
@@ -54,9 +55,11 @@ from meshwire.sigv4 import Claim, read_claim, verify
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Sequence
 
+    from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.config import HttpSettings
     from meshd.rpc.peer_rpc import RegisteredHandler
+    from meshd.server.http_route import OpenHandler, SignedHandler
     from meshd.server.request import MeshRequest
     from meshd.server.s3.request_auth import RequestAdmission, VirtualHosts
     from meshd.telemetry.audit_log import AuditLog
@@ -64,34 +67,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-HTTP_VERSIONS = ("1.1", "1.0")
-SignedHandler = Callable[["MeshRequest", Identity], Awaitable["Reply"]]
-OpenHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
 PeerHandler = Callable[["MeshRequest", "PeerCaller"], Awaitable["Reply"]]
 
-
-@dataclass(frozen=True, slots=True)
-class HttpRoute:
-    """A route for requests of `method` whose path is `prefix`, or is under it if `prefix` ends in `/`. HEAD
-    matches GET.
-
-    `access` says who may call it. For `signed`, the request's signature and its body's digest are verified
-    first, and the handler is called with (request, identity); `request.read()` returns the verified body. For
-    `peer` (see `peer_route`), another node must have signed it, and the handler is
-    called with (request, caller). For `open`, it is called with the request alone. The first matching route
-    is used.
-    """
-
-    method: str
-    prefix: str
-    handler: SignedHandler | PeerHandler | OpenHandler
-    access: Literal["signed", "peer", "open"] = "signed"
-
-    def matches(self, method: str, path: str) -> bool:
-        if method != self.method and not (method == "HEAD" and self.method == "GET"):
-            return False
-        return path == self.prefix or (self.prefix.endswith("/") and path.startswith(self.prefix))
+HTTP_VERSIONS = ("1.1", "1.0")
 
 
 class NativeRoutes:
@@ -353,7 +331,7 @@ class _TypedRoute:
         except StoreError as error:
             if self._call.errors == "s3":
                 raise to_s3_error(error) from error
-            known = store_batch_error(error)
+            known = to_batch_error(error)
             return self._refusal(STATUS[known.code], known.code, known.message)
         except BatchError as error:
             if self._call.errors == "s3":

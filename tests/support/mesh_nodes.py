@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from meshd.control.control_api import ControlStore
+    from meshd.server.http_route import HttpRoute
     from meshd.server.http_server import MeshServer
-    from meshd.server.native_routes import HttpRoute
     from meshwire.cluster import ClusterMap
 
 T = TypeVar("T")

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.reads.archive_members import MemberService
-    from meshd.server.native_routes import HttpRoute
+    from meshd.server.http_route import HttpRoute
     from meshd.store.disks.health_monitor import DiskHealthMonitor
     from meshd.store.store import Store
     from meshd.util.async_tasks import BackgroundTasks

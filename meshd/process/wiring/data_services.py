@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from meshd.jobs.relayout.session import Relayouts
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
-    from meshd.server.native_routes import HttpRoute
+    from meshd.server.http_route import HttpRoute
     from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.transform.pool import TransformPool
     from meshd.views.dispatch import ViewDispatcher

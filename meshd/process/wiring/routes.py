@@ -37,12 +37,14 @@ from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidency
 from meshd.server.api.batches import BatchEndpoint
 from meshd.server.api.cluster import ActivityEndpoint, ClusterEndpoint
 from meshd.server.api.cluster_admin import ClusterAdmin
+from meshd.server.api.datasets import DatasetEndpoint
 from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
+from meshd.server.api.json_api import JsonApi
 from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
-from meshd.server.api.previews import PreviewEndpoint
 from meshd.server.api.role_actions import AuditAction, RoleActions
+from meshd.server.api.views import ViewEndpoint
 from meshd.server.native_routes import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
@@ -59,8 +61,8 @@ if TYPE_CHECKING:
     from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.process.wiring.data_services import DataServices
     from meshd.process.wiring.node_context import NodeContext
+    from meshd.server.http_route import HttpRoute
     from meshd.server.local_handover import LocalFrameService
-    from meshd.server.native_routes import HttpRoute
 
 
 def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRoute]:
@@ -131,34 +133,27 @@ def native_routes(
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
-    native = BatchEndpoint(
-        data.datasets,
-        data.batches,
-        gathers,
-        definitions,
-        data.read_costs,
-        data.orders,
-        node.clock,
-        node.mesh,
-        frame_service,
-        RowSources(data.batches, data.catalog),
-        RowDraws(data.batches, data.catalog, node.store, node.archives, node.objects),
-    )
+    draws = RowDraws(data.batches, data.catalog, node.store, node.archives, node.objects)
+    tables = TablePreviews(data.dataset_access, node.objects)
+    api = JsonApi(node.clock, node.mesh, frame_service)
     routes = [
-        *native.routes(),
-        *JobEndpoint(job_service(node, access), native).routes(),
-        *OpCatalogEndpoint(data.user_ops, node.clock, native).routes(),
-        *UserModuleEndpoint(data.user_ops, tests, native).routes(),
-        *BackedBucketEndpoint(
-            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), announce, native
+        *DatasetEndpoint(data.datasets, tables, data.read_costs, data.orders, api).routes(),
+        *BatchEndpoint(
+            data.batches, gathers, RowSources(data.batches, data.catalog), draws, api, frame_service
         ).routes(),
-        *DocumentEndpoint(_document_admin(node, access, data), native).routes(),
-        *PreviewEndpoint(TablePreviews(data.dataset_access, node.objects), native).routes(),
+        *ViewEndpoint(definitions, api).routes(),
+        *JobEndpoint(job_service(node, access), api).routes(),
+        *OpCatalogEndpoint(data.user_ops, api).routes(),
+        *UserModuleEndpoint(data.user_ops, tests, api).routes(),
+        *BackedBucketEndpoint(
+            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), announce, api
+        ).routes(),
+        *DocumentEndpoint(_document_admin(node, access, data), api).routes(),
     ]
     if node.cache_store is not None and manager is not None:  # tests may run without one
         room = node.settings.cache_bytes
         residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, manager, room)
-        routes += CacheResidencyEndpoint(residence, native).routes()
+        routes += CacheResidencyEndpoint(residence, api).routes()
     holdings = PeerReadService(
         node.store,
         node.mesh,

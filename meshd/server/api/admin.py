@@ -19,7 +19,7 @@ from meshd.auth.identities.sts_sessions import SessionRequest
 from meshd.auth.identities.users import KeyChange, NewKey, NewUser, UserChange
 from meshd.control.control_api import ControlError
 from meshd.server.api.log_level import LevelDuration
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import Operation, describe_as, operation
 from meshd.server.response import Reply
 from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim

@@ -15,8 +15,8 @@ import msgspec
 from meshd.core.api_errors import BatchError
 from meshd.objects.buckets.decoded_quota import FIELD
 from meshd.server.api import reply_types
-from meshd.server.api.batches import parse_query
-from meshd.server.native_routes import HttpRoute
+from meshd.server.api.json_api import parse_query
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from meshd.objects.buckets.replication_factor import ReplicationFactors
     from meshd.origins.admin import BackedAdmin
     from meshd.origins.cache.residency import CacheResidency
-    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.api.json_api import JsonApi
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
 
@@ -45,13 +45,13 @@ class BackedBucketEndpoint:
         counts: ReplicationFactors,
         quotas: DecodedQuotas,
         announce: Callable[[], Awaitable[None]],
-        native: BatchEndpoint,
+        api: JsonApi,
     ) -> None:
-        self._admin, self._counts, self._native = admin, counts, native
+        self._admin, self._counts, self._api = admin, counts, api
         self._quotas, self._announce = quotas, announce
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.handle_errors
+        guarded = self._api.handle_errors
         return [
             HttpRoute("GET", "/-/buckets", guarded(self.list_all)),
             HttpRoute("GET", _BUCKETS_PREFIX, guarded(self.show)),
@@ -68,7 +68,7 @@ class BackedBucketEndpoint:
             self._owner(name).show(identity, name) for name in self._quotas.buckets() if name not in listed
         ]
         shown = map(self._quotas.added, sorted(found, key=lambda bucket: bucket["name"]))
-        return self._native.reply_json({"buckets": list(shown)})
+        return self._api.reply_json({"buckets": list(shown)})
 
     def _owner(self, name: str) -> BackedAdmin | ReplicationFactors:
         return self._admin if self._counts.is_backed(name) else self._counts
@@ -77,7 +77,7 @@ class BackedBucketEndpoint:
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         name = _bucket_name(request)
-        return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
+        return self._api.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
 
     @operation("/-/buckets/{bucket}", "Create such a bucket", accepts="json")
     async def create(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -86,7 +86,7 @@ class BackedBucketEndpoint:
         owner = self._admin if "url" in document else self._counts
         created = await owner.create(identity, _bucket_name(request), document)
         await self._announce()
-        return self._native.reply_json(created)
+        return self._api.reply_json(created)
 
     @operation("/-/buckets/{bucket}", "Change such a bucket", accepts="json")
     async def change(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -96,11 +96,11 @@ class BackedBucketEndpoint:
             await self._quotas.change(identity, name, document.pop(FIELD))
             if not document:
                 await self._announce()
-                return self._native.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
+                return self._api.reply_json(self._quotas.added(self._owner(name).show(identity, name)))
         owner = self._counts if "copies" in document else self._admin
         changed = await owner.change(identity, name, document)
         await self._announce()
-        return self._native.reply_json(self._quotas.added(changed))
+        return self._api.reply_json(self._quotas.added(changed))
 
 
 def _bucket_name(request: MeshRequest) -> str:
@@ -120,11 +120,11 @@ _RESIDENCE_PREFIX = "/-/residence/"
 class CacheResidencyEndpoint:
     """The residency API. One instance per worker."""
 
-    def __init__(self, residence: CacheResidency, native: BatchEndpoint) -> None:
-        self._residence, self._native = residence, native
+    def __init__(self, residence: CacheResidency, api: JsonApi) -> None:
+        self._residence, self._api = residence, api
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.handle_errors
+        guarded = self._api.handle_errors
         return [
             HttpRoute("GET", _RESIDENCE_PREFIX, guarded(self.count)),
             HttpRoute("DELETE", _RESIDENCE_PREFIX, guarded(self.evict)),
@@ -140,16 +140,16 @@ class CacheResidencyEndpoint:
     async def count(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer `?prefix=PREFIX`; without a bucket, the usage of the whole node."""
         if not _resident_bucket(request):
-            return self._native.reply_json(await self._residence.node_usage(identity))
+            return self._api.reply_json(await self._residence.node_usage(identity))
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._residence.count_bucket(identity, _resident_bucket(request), prefix)
         )
 
     @operation("/-/residence/{bucket}", "Evict what is cached from an origin", query=("prefix",))
     async def evict(self, request: MeshRequest, identity: Identity) -> Reply:
         prefix = parse_query(request, ("prefix",)).get("prefix", "")
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._residence.evict_cached(identity, _resident_bucket(request), prefix)
         )
 

@@ -1,204 +1,115 @@
-"""Batch API: snapshots, plans, frames, gather and views. JSON in; JSON or one body with Content-Length out.
+"""Batch API: plans, frames, gather. JSON in; JSON or one body with Content-Length out.
 
-A handler parses, calls the service and sends. Every error is `{"error": {code, message, request_id, detail,
-help}}`. Unknown query parameters are refused, because a typing error must not change which rows are returned.
+A handler parses, calls the service and sends. Frames and streams of samples are sent here, to clients and to
+other nodes. See `json_api` for errors and query parameters.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from contextlib import aclosing, closing, suppress
+from typing import TYPE_CHECKING
 
-from meshd.auth.identity import NO_CONTEXT, Caller
-from meshd.core.api_errors import BatchError, busy
-from meshd.core.frame_address import FrameAddress
-from meshd.datasets.snapshot_statistics import snapshot_statistics
+from meshd.batches.sample_responses import UnreadableError
+from meshd.core.api_errors import BatchError
+from meshd.core.frame_address import FrameAddress, common_block
 from meshd.server.api import reply_types
-from meshd.server.api.batch_replies import (
-    STATUS,
+from meshd.server.api.json_api import (
+    caller_of,
+    check_last_part,
     entity_headers,
-    send_frame,
-    send_frames,
-    send_stream,
-    store_batch_error,
+    hash_path,
+    hold_capacity,
+    parse_query,
 )
 from meshd.server.api.loader_reports import note_report
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
-from meshd.server.response import Reply, map_headers
-from meshd.store.errors import StoreError
-from meshd.telemetry import tracing
-from meshd.util.tenant_limits import Admission, AdmissionRejectedError
-from meshwire.dataset import build_snapshot
+from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
+from meshd.server.sendfile import ResponseWriter, send_spans
+from meshd.store.records import Span
+from meshd.telemetry import metrics, tracing
+from meshd.util.tenant_limits import Admission
 from meshwire.frame import tensor_frame
 from meshwire.http_values import mesh_headers
+from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, parse_range, resolve_range
 from meshwire.http_values.mesh_headers import (
+    FRAME_BLOCK_HEADER,
     FRAME_SERIES_HEADER,
+    FRAME_SIZES_HEADER,
+    HANDOVER_TICKET_HEADER,
     SAMPLE_CACHE_HEADER,
+    FrameTiming,
+    HandoverBlock,
+    ServerTiming,
     parse_sample_cache,
     parse_series,
 )
-from meshwire.strict_json import PlanError, checked_choice, suggestion
+from meshwire.http_values.mesh_headers import LOCAL_HANDOVER_HEADER as HANDS
+from meshwire.strict_json import checked_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from meshd.auth.identity import Identity
+    from meshd.auth.identity import Caller, Identity
     from meshd.batches.gather import GatherService
-    from meshd.batches.read_ahead.cost_estimator import ReadCostEstimator
-    from meshd.batches.read_ahead.default_order import DefaultOrders
     from meshd.batches.row_draws import RowDraws, RowSources
+    from meshd.batches.sample_responses import StreamBody
     from meshd.batches.service import BatchService
-    from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame
-    from meshd.datasets.service import DatasetService
+    from meshd.server.api.json_api import JsonApi
     from meshd.server.local_handover import LocalFrameService
-    from meshd.server.request import MeshRequest, RequestTrace
+    from meshd.server.request import MeshRequest
     from meshd.server.response import Header
-    from meshd.util.clock import Clock
-    from meshd.views.definitions import ViewDefinitions
 
 _log = logging.getLogger(__name__)
-MAX_CONCURRENT_REQUESTS = 32
-"""Snapshots, plans, views and op trials that one worker makes concurrently."""
 MAX_STREAM_BYTES = 512 << 20
 STREAM_BYTES = 1 << 20
 """Bytes that a stream of blobs buffers for its client, here and in the kernel."""
 _ITEM_FACTOR = 30  # bytes of memory per byte of a gather's body (measured): items, records, locations
 _ROW_BYTES = 1 << 11
 _STREAMS = "streams of samples"
-_HASH = re.compile(r"[0-9a-f]{64}")
 _NUMBERS = {"rank": 0, "world": 1, "batch": 256, "origin": 0}
 _QUERY = (*_NUMBERS, "format", "share", "part")
 _FORMATS = ("tensors", "samples", "tar")
-_MAX_PARAMETERS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
-
-Handler = Callable[["MeshRequest", "Identity"], Awaitable["Reply"]]
 
 
 class BatchEndpoint:
-    """The batch API. One instance per worker; its only state is the work in progress, by account. In a
-    cluster, replies tell the version of the map of `mesh`; they also tell where the `frame_service` for local
-    handover is."""
+    """The batch API. One instance per worker; its only state is the streams in progress, by account.
+    `frame_service`: hands frames over to jobs on this host."""
 
     def __init__(
         self,
-        datasets: DatasetService,
         batches: BatchService,
         gathers: GatherService,
-        views: ViewDefinitions,
-        read_costs: ReadCostEstimator,
-        orders: DefaultOrders,
-        clock: Clock,
-        mesh: ClusterView | None = None,
+        row_sources: RowSources,
+        row_draws: RowDraws,
+        api: JsonApi,
         frame_service: LocalFrameService | None = None,
-        row_sources: RowSources | None = None,
-        row_draws: RowDraws | None = None,
     ) -> None:
+        self._batches, self._gathers, self._api = batches, gathers, api
         self._row_sources, self._row_draws = row_sources, row_draws
-        self._mesh, self._local_frames = mesh, frame_service
-        self._datasets, self._batches, self._gathers = datasets, batches, gathers
-        self._views, self._read_costs, self._clock = views, read_costs, clock
-        self._orders = orders
-        self._works, self._streams = Admission(MAX_CONCURRENT_REQUESTS), Admission(MAX_STREAM_BYTES)
+        self._frame_service = frame_service
+        self._streams = Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
-        return f"<BatchEndpoint {self._works!r}, {self._streams!r}>"
+        return f"<BatchEndpoint {self._streams!r}>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes; all of them require a signature."""
-        guarded, bounded = self.handle_errors, self.limit_concurrency
+        guarded, bounded = self._api.handle_errors, self._api.limit_concurrency
         return [
-            HttpRoute("POST", "/-/snapshots", guarded(bounded(self.create_snapshot))),
-            HttpRoute("GET", "/-/snapshots/", guarded(self.get_snapshot)),
-            HttpRoute("POST", "/-/snapshots/", guarded(bounded(self.post_to_snapshot))),
             HttpRoute("POST", "/-/plans", guarded(bounded(self.create_plan))),
             HttpRoute("GET", "/-/plans/", guarded(self.get_plan)),
             HttpRoute("POST", "/-/plans/", guarded(self.post_rows)),
             HttpRoute("POST", "/-/gather", guarded(self.gather)),
-            HttpRoute("POST", "/-/views", guarded(bounded(self.create_view))),
-            HttpRoute("GET", "/-/views", guarded(self.list_views)),
-            HttpRoute("GET", "/-/views/", guarded(self.get_view)),
         ]
-
-    def limit_concurrency(self, handler: Handler) -> Handler:
-        """Bound the concurrency of a handler that holds a thread or much memory. Beyond the bound callers get
-        Busy, except those who have less than an even share."""
-
-        @wraps(handler)
-        async def bound(request: MeshRequest, identity: Identity) -> Reply:
-            with _admission(self._works, identity, 1, "requests of this kind"):
-                return await handler(request, identity)
-
-        return bound
-
-    def handle_errors(self, handler: Handler) -> Handler:
-        """Turn the errors of a handler into the protocol's documents."""
-
-        @wraps(handler)
-        async def guard(request: MeshRequest, identity: Identity) -> Reply:
-            refuse = partial(self._refusal, request.trace)
-            if request.method == "HEAD":
-                return refuse(BatchError("MethodNotAllowed", "HEAD is not supported here; use GET"))
-            try:
-                return await handler(request, identity)
-            except BatchError as error:
-                return refuse(error)
-            except PlanError as error:
-                return refuse(BatchError("BadRequest", str(error), detail={"path": error.path}))
-            except tensor_frame.FrameError as error:
-                return refuse(BatchError("BadRequest", str(error)))
-            except StoreError as error:
-                return refuse(store_batch_error(error))
-
-        return guard
-
-    @operation("/-/snapshots", "Pin a dataset", accepts="json")
-    async def create_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
-        return self.reply_json(
-            await self._datasets.create_snapshot(caller_of(request, identity), await request.read())
-        )
-
-    @operation("/-/snapshots/{snapshot}", "A snapshot as it is stored", content="bytes")
-    @operation("/-/snapshots/{snapshot}/pages/{page}", "The index of a shard of a snapshot", content="bytes")
-    @operation(
-        "/-/snapshots/{snapshot}/statistics",
-        "Samples of each class, and sizes by powers of two",
-        reply=reply_types.Statistics,
-    )
-    async def get_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
-        digest, *what = _path(request, "/-/snapshots/", 1, 2, 3)
-        caller = caller_of(request, identity)
-        if len(what) == 2:
-            _check_end(request, what[0], "pages")
-            page = await self._datasets.page_document(caller, digest, what[1])
-            return self._reply(200, build_snapshot.CONTENT_TYPE, page)
-        if what:
-            _check_end(request, what[0], "statistics")
-            snapshot = await self._datasets.snapshot(caller, digest)
-            return self.reply_json(await asyncio.to_thread(snapshot_statistics, snapshot))
-        document = await self._datasets.snapshot_document(caller, digest)
-        return self._reply(200, build_snapshot.CONTENT_TYPE, document)
-
-    @operation("/-/snapshots/{snapshot}/read-cost", "What an order of reading would cost", accepts="json")
-    @operation("/-/snapshots/{snapshot}/order", "The order of loaders without shuffle=", accepts="json")
-    async def post_to_snapshot(self, request: MeshRequest, identity: Identity) -> Reply:
-        digest, what = _path(request, "/-/snapshots/", 2)
-        _check_end(request, what, "read-cost", "order")
-        answer = self._orders.choose if what == "order" else self._read_costs.estimate
-        return self.reply_json(await answer(caller_of(request, identity), digest, await request.read()))
 
     @operation("/-/plans", "Register what is done with the samples of a snapshot", accepts="json")
     async def create_plan(self, request: MeshRequest, identity: Identity) -> Reply:
-        return self.reply_json(
+        return self._api.reply_json(
             await self._batches.register_plan(caller_of(request, identity), await request.read())
         )
 
@@ -223,14 +134,16 @@ class BatchEndpoint:
         reply=reply_types.Draws,
     )
     async def get_plan(self, request: MeshRequest, identity: Identity) -> Reply:
-        parts = _path(request, "/-/plans/", 1, 2, 3, 4)
+        parts = hash_path(request, "/-/plans/", 1, 2, 3, 4)
         if len(parts) == 1:
             plan = await self._batches.plan(caller_of(request, identity), parts[0])
-            note_report(request.headers, plan, identity.user_id, self._now())
-            return self.reply_json(plan.describe())
+            note_report(request.headers, plan, identity.user_id, self._api.now())
+            return self._api.reply_json(plan.describe())
         if len(parts) == 2:
-            _check_end(request, parts[1], "bad")
-            return self.reply_json(await self._batches.bad_samples(caller_of(request, identity), parts[0]))
+            check_last_part(request, parts[1], "bad")
+            return self._api.reply_json(
+                await self._batches.bad_samples(caller_of(request, identity), parts[0])
+            )
         if len(parts) == 4:
             return await self._describe_rows(request, identity, parts)
         return await self._get_frame(request, identity, parts)
@@ -238,15 +151,14 @@ class BatchEndpoint:
     async def _describe_rows(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         """Answer `/-/plans/PLAN/EPOCH/STEP/sources`, from which objects the rows of a frame are made, and
         `…/draws?row=N`, what the ops drew for one of them."""
-        _check_end(request, parts[3], "sources", "draws")
+        check_last_part(request, parts[3], "sources", "draws")
         caller = caller_of(request, identity)
-        if parts[3] == "draws" and self._row_draws is not None:
+        if parts[3] == "draws":
             query = parse_query(request, (*_NUMBERS, "row"))
             row = _number(query.get("row", "0"), "row")
-            return self.reply_json(await self._row_draws.describe(caller, _address(parts, query), row))
-        assert self._row_sources is not None
+            return self._api.reply_json(await self._row_draws.describe(caller, _address(parts, query), row))
         address = _address(parts, parse_query(request, tuple(_NUMBERS)))
-        return self.reply_json(await self._row_sources.describe(caller, address))
+        return self._api.reply_json(await self._row_sources.describe(caller, address))
 
     async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)
@@ -254,26 +166,28 @@ class BatchEndpoint:
         address = _address(parts, query)
         if request.headers.get(mesh_headers.LOADER_REPORT_HEADER):
             plan = await self._batches.plan(caller_of(request, identity), address.plan)
-            note_report(request.headers, plan, identity.user_id, self._now(), address)
+            note_report(request.headers, plan, identity.user_id, self._api.now(), address)
         tracing.add_attributes(
             {"shardmesh.plan": parts[0], "shardmesh.epoch": address.epoch, "shardmesh.step": address.step}
         )
         if form != "tensors":
             make = self._batches.samples if form == "samples" else self._batches.tar
             rows = max(1, address.batch) // max(1, address.world)
-            with _admission(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
+            with hold_capacity(self._streams, identity, STREAM_BYTES + rows * _ROW_BYTES, _STREAMS):
                 return await send_stream(
                     request,
                     await make(caller_of(request, identity), address),
-                    self._now(),
-                    self.location_headers(),
+                    self._api.now(),
+                    self._api.location_headers(),
                 )
         frames = await self._tensors(request, caller_of(request, identity), address, query)
         if len(frames) > 1:
             return await send_frames(
-                request, frames, self._now(), self.location_headers(), self._local_frames
+                request, frames, self._api.now(), self._api.location_headers(), self._frame_service
             )
-        return await send_frame(request, frames[0], self._now(), self.location_headers(), self._local_frames)
+        return await send_frame(
+            request, frames[0], self._api.now(), self._api.location_headers(), self._frame_service
+        )
 
     async def _tensors(
         self, request: MeshRequest, caller: Caller, address: FrameAddress, query: Mapping[str, str]
@@ -297,71 +211,22 @@ class BatchEndpoint:
         content="bytes",
     )
     async def post_rows(self, request: MeshRequest, identity: Identity) -> Reply:
-        digest, what = _path(request, "/-/plans/", 2)
-        _check_end(request, what, "rows")
+        digest, what = hash_path(request, "/-/plans/", 2)
+        check_last_part(request, what, "rows")
         epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
         frame = await self._batches.get_rows(
             caller_of(request, identity), digest, epoch, await request.read()
         )
-        return await send_frame(request, frame, self._now(), self.location_headers(), self._local_frames)
+        return await send_frame(
+            request, frame, self._api.now(), self._api.location_headers(), self._frame_service
+        )
 
     @operation("/-/gather", "Many ranges and objects in one stream", accepts="json", content="bytes")
     async def gather(self, request: MeshRequest, identity: Identity) -> Reply:
         body = await request.read()
-        with _admission(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
+        with hold_capacity(self._streams, identity, STREAM_BYTES + len(body) * _ITEM_FACTOR, _STREAMS):
             outgoing = await self._gathers.gather(caller_of(request, identity), body)
-            return await send_stream(request, outgoing, self._now(), self.location_headers())
-
-    @operation("/-/views", "Create a view, or confirm that it is there", accepts="json")
-    async def create_view(self, request: MeshRequest, identity: Identity) -> Reply:
-        return self.reply_json(await self._views.create(caller_of(request, identity), await request.read()))
-
-    @operation("/-/views", "The views of the caller", query=("bucket",), reply=reply_types.Views)
-    async def list_views(self, request: MeshRequest, identity: Identity) -> Reply:
-        bucket = parse_query(request, ("bucket",)).get("bucket", "")
-        return self.reply_json({"views": self._views.list_all(caller_of(request, identity), bucket)})
-
-    @operation("/-/views/{view}", "A view", reply=reply_types.View)
-    async def get_view(self, request: MeshRequest, identity: Identity) -> Reply:
-        name = request.raw_path.partition("?")[0].removeprefix("/-/views/")
-        return self.reply_json(self._views.describe(caller_of(request, identity), name))
-
-    def _now(self) -> int:
-        return self._clock.now_ms() // 1000
-
-    def reply_json(self, document: Any) -> Reply:
-        """Return a JSON reply."""
-        return self._reply(200, "application/json", json.dumps(document).encode())
-
-    def _reply(self, status: int, content_type: str, body: bytes, *more: Header) -> Reply:
-        headers = [*entity_headers(content_type, len(body)), *self.location_headers(), *more]
-        return Reply(status, headers, body, self._now())
-
-    def location_headers(self) -> list[Header]:
-        """Return the headers that tell the SDK the cluster map's version, and jobs on this host where to get
-        frames."""
-        headers = [] if self._mesh is None else map_headers(self._mesh)
-        return headers if self._local_frames is None else [*headers, self._local_frames.location_header]
-
-    def _refusal(self, trace: RequestTrace, error: BatchError) -> Reply:
-        trace.code, request_id = error.code, trace.request_id
-        document = {
-            "code": error.code,
-            "message": error.message,
-            "request_id": request_id,
-            "detail": error.detail,
-            "help": error.help,
-        }
-        if error.code == "InternalError":
-            _log.error("%s (request %s)", error.message, request_id)
-        more: list[Header] = [
-            ("x-amz-request-id", request_id),
-            (mesh_headers.RELEASE_HEADER, mesh_headers.RELEASE),
-        ]
-        if error.retry_after is not None:
-            more.append(("Retry-After", str(error.retry_after)))
-        body = json.dumps({"error": document}).encode()
-        return self._reply(STATUS[error.code], "application/json", body, *more)
+            return await send_stream(request, outgoing, self._api.now(), self._api.location_headers())
 
 
 def _address(parts: tuple[str, ...], query: Mapping[str, str]) -> FrameAddress:
@@ -369,62 +234,152 @@ def _address(parts: tuple[str, ...], query: Mapping[str, str]) -> FrameAddress:
     return FrameAddress(parts[0], _number(parts[1], "epoch"), _number(parts[2], "step"), **numbers)
 
 
-@contextmanager
-def _admission(room: Admission, identity: Identity, units: int, what: str) -> Iterator[None]:
-    """Hold capacity while a request is answered. Raises BatchError Busy."""
-    try:
-        room.admit(identity.account, units)
-    except AdmissionRejectedError as error:
-        raise busy(f"this process of the node is handling too many {what}") from error
-    try:
-        yield
-    finally:
-        room.release(identity.account, units)
-
-
-def caller_of(request: MeshRequest, identity: Identity) -> Caller:
-    """Return the caller: the identity and the request's context."""
-    return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
-
-
-def _path(request: MeshRequest, prefix: str, *counts: int) -> tuple[str, ...]:
-    """Return the parts of the path after `prefix`; the first part is a hash. Raises BatchError NoSuchKey,
-    BadRequest.
-    """
-    parts = tuple(request.raw_path.partition("?")[0].removeprefix(prefix).split("/"))
-    if len(parts) not in counts:
-        raise BatchError("NoSuchKey", f"there is nothing at {request.raw_path[:200]}")
-    if not _HASH.fullmatch(parts[0]):
-        raise BatchError("BadRequest", f"{parts[0][:80]!r} is not a hash of 64 lower-case hex digits")
-    return parts
-
-
-def _check_end(request: MeshRequest, given: str, *known: str) -> None:
-    """Raise BatchError NoSuchKey unless the last part of a path is a known one."""
-    if given not in known:
-        raise BatchError("NoSuchKey", f"there is nothing at {request.path[:200]}")
-
-
-def parse_query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
-    """Return the query without its signature. Raises BatchError BadRequest for an unknown parameter."""
-    raw = request.raw_path.partition("?")[2]
-    if raw.count("&") > _MAX_PARAMETERS:
-        raise BatchError("BadRequest", f"more than {_MAX_PARAMETERS} query parameters")
-    pairs = [pair for pair in parse_qsl(raw, keep_blank_values=True) if not _of_signature(pair[0])]
-    query = dict(pairs)
-    if len(query) != len(pairs):
-        raise BatchError("BadRequest", "a query parameter is given twice")
-    for name in query:
-        if name not in known:
-            raise BatchError("BadRequest", f"unknown query parameter {name[:80]!r}{suggestion(name, known)}")
-    return query
-
-
-def _of_signature(name: str) -> bool:
-    return name.lower().startswith("x-amz-")
-
-
 def _number(text: str, name: str) -> int:
     if not _NUMBER.fullmatch(text):
         raise BatchError("BadRequest", f"{name} must be a number from 0 on, got {text[:80]!r}")
     return int(text)
+
+
+async def send_frame(
+    request: MeshRequest,
+    frame: Frame,
+    now: int,
+    more: Sequence[Header] = (),
+    frame_service: LocalFrameService | None = None,
+) -> Reply:
+    """Send a finished frame from its memory, or the part that a `Range` header asks for, or a ticket to fetch
+    it locally; closes its handle. A range that covers nothing of it is answered by the whole."""
+    handed = _offered(request, (frame,), frame_service)
+    part = None if handed else _part_of(request, frame.size)
+    start, size = part or (0, frame.size)
+    headers = [
+        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
+        ("x-mesh-rows", str(frame.rows)),
+        ("x-mesh-frame", frame.result),
+        ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
+        *more,
+    ]
+    if handed is not None:
+        metrics.batch_rows_served.inc(frame.rows)
+        return Reply(200, [*headers, *handed], b"", now)
+    status = 200
+    if part is not None:
+        status = 206
+        headers.append(("Content-Range", f"bytes {start}-{start + size - 1}/{frame.size}"))
+    try:
+        with tracing.stage("send"):
+            spans = [Span(frame.fd, frame.offset + start, size)]
+            keep_alive = await send_spans(request, status, headers, spans, now)
+    finally:
+        frame.close()
+    if not start:  # the other parts are of the same rows
+        metrics.batch_rows_served.inc(frame.rows)
+    request.trace.sent += size
+    return StreamedReply(status, keep_alive=keep_alive)
+
+
+async def send_frames(
+    request: MeshRequest,
+    frames: Sequence[Frame],
+    now: int,
+    more: Sequence[Header],
+    frame_service: LocalFrameService | None,
+) -> Reply:
+    """Send the finished frames of consecutive steps, one after the other, or a ticket to fetch them locally;
+    closes their handles."""
+    handed = _offered(request, frames, frame_service)
+    size, rows = sum(frame.size for frame in frames), sum(frame.rows for frame in frames)
+    took = FrameTiming(sum(frame.took.fetch for frame in frames), sum(frame.took.prepare for frame in frames))
+    headers = [
+        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
+        ("x-mesh-rows", str(rows)),
+        ("x-mesh-frame", ",".join(frame.result for frame in frames)),
+        (FRAME_SIZES_HEADER, ",".join(str(frame.size) for frame in frames)),
+        ("Server-Timing", ServerTiming(took, request.trace.elapsed()).to_header()),
+        *more,
+    ]
+    metrics.frame_series.inc()
+    if handed is not None:
+        metrics.batch_rows_served.inc(rows)
+        return Reply(200, [*headers, *handed], b"", now)
+    try:
+        with tracing.stage("send"):
+            spans = [Span(frame.fd, frame.offset, frame.size) for frame in frames]
+            keep_alive = await send_spans(request, 200, headers, spans, now)
+    finally:
+        for frame in frames:
+            frame.close()
+    metrics.batch_rows_served.inc(rows)
+    request.trace.sent += size
+    return StreamedReply(200, keep_alive=keep_alive)
+
+
+def _offered(
+    request: MeshRequest, frames: Sequence[Frame], frame_service: LocalFrameService | None
+) -> list[Header] | None:
+    """Return the headers by which a client on this host fetches the frames; None if their bytes are sent."""
+    asked = request.headers.get(HANDS, "")
+    if frame_service is None or not asked:
+        return None
+    blocks = request.headers.get(FRAME_BLOCK_HEADER) == "1"
+    ticket = frame_service.offer_frames(frames, asked, blocks=blocks)
+    if ticket is None:
+        return None
+    headers = [(HANDOVER_TICKET_HEADER, ticket.to_header())]
+    if block := common_block(frames):
+        offsets = tuple(frame.offset for frame in frames)
+        headers.append((FRAME_BLOCK_HEADER, HandoverBlock(block.size, offsets).to_header()))
+    return headers
+
+
+def _part_of(request: MeshRequest, size: int) -> tuple[int, int] | None:
+    """Return (offset, length) in bytes of the part of a body of `size` bytes that is asked for."""
+    wanted = parse_range(request.headers.get("range"))
+    if wanted is None:
+        return None
+    with suppress(UnsatisfiableRangeError):
+        return resolve_range(wanted, size)
+    return None
+
+
+async def send_stream(
+    request: MeshRequest, outgoing: StreamBody, now: int, more: Sequence[Header] = ()
+) -> Reply:
+    """Send blobs as they are read. If data becomes unreadable, the connection is closed."""
+    headers = [
+        *entity_headers(outgoing.content_type, outgoing.size),
+        ("x-mesh-rows", str(outgoing.rows)),
+        *more,
+    ]
+    keep_alive = request.keep_alive
+    connection = connection_header(request, keep_alive)
+    head = head_bytes(200, headers, now, connection=connection)
+    try:
+        with tracing.stage("send"), closing(ResponseWriter(request)) as outlet:
+            await outlet.write_data(head)
+            await _pump(outlet, outgoing)
+    except BaseException as error:
+        if request.transport is not None:
+            request.transport.abort()
+        if isinstance(error, UnreadableError):
+            _log.warning("%s", error)
+            raise ConnectionAbortedError(str(error)) from error
+        raise
+    metrics.batch_rows_served.inc(outgoing.rows)
+    request.trace.sent += outgoing.size
+    return StreamedReply(200, keep_alive=keep_alive)
+
+
+async def _pump(outlet: ResponseWriter, outgoing: StreamBody) -> None:
+    """Write every chunk at the client's pace."""
+    left = outgoing.size
+    async with aclosing(outgoing.chunks) as chunks:
+        async for chunk in chunks:
+            if isinstance(chunk, (bytes, memoryview)):
+                left -= len(chunk)
+                await outlet.write_data(chunk)
+            else:
+                left -= sum(span.length for span in chunk)
+                await outlet.write_data(b"", chunk)
+    if left:
+        raise UnreadableError(f"{left} bytes fewer than announced")

@@ -21,7 +21,7 @@ from meshd.server.api.admin import (
     read_document,
 )
 from meshd.server.api.cluster_admin import NodeChange, SlotCount
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:

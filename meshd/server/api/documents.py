@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final
 from meshd.core.api_errors import BatchError
 from meshd.documents.admin import KINDS, MAX_PAGE
 from meshd.server.api import reply_types
-from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.native_routes import HttpRoute
+from meshd.server.api.json_api import caller_of, parse_query
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import describe_as, operation, operations_of
 from meshd.server.response import Reply
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.documents.admin import DocumentAdmin, Kind
-    from meshd.server.api.batches import BatchEndpoint, Handler
+    from meshd.server.api.json_api import Handler, JsonApi
     from meshd.server.request import MeshRequest
 
 PREFIX: Final = "/-/documents/"
@@ -35,11 +35,11 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 class DocumentEndpoint:
     """The document API. One instance per worker; stateless."""
 
-    def __init__(self, documents: DocumentAdmin, native: BatchEndpoint) -> None:
-        self._documents, self._native = documents, native
+    def __init__(self, documents: DocumentAdmin, api: JsonApi) -> None:
+        self._documents, self._api = documents, api
 
     def routes(self) -> list[HttpRoute]:
-        guarded, bounded = self._native.handle_errors, self._native.limit_concurrency
+        guarded, bounded = self._api.handle_errors, self._api.limit_concurrency
         handlers = {"GET": guarded(bounded(self.get)), "DELETE": guarded(bounded(self.remove))}
         routes = [HttpRoute(method, PREFIX, handler) for method, handler in handlers.items()]
         return routes + [
@@ -66,14 +66,14 @@ class DocumentEndpoint:
         caller = caller_of(request, identity)
         if digest:
             parse_query(request, ())
-            return self._native.reply_json(await self._documents.get_document(caller, kind, digest))
+            return self._api.reply_json(await self._documents.get_document(caller, kind, digest))
         query = parse_query(request, ("after", "limit"))
         after, limit = query.get("after", ""), query.get("limit", str(_LIMIT))
         if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= MAX_PAGE:
             raise BatchError("BadRequest", f"limit must be a number from 1 to {MAX_PAGE}, not {limit[:40]!r}")
         if after and not _HASH.fullmatch(after):
             raise BatchError("BadRequest", "after must be the hash in `next` of the preceding page")
-        return self._native.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
+        return self._api.reply_json(await self._documents.list_documents(caller, kind, after, int(limit)))
 
     @operation(f"{PREFIX}plans/{{plan}}", "Remove a plan", query=("force",))
     @operation(f"{PREFIX}snapshots/{{snapshot}}", "Remove a snapshot", query=("force",))
@@ -86,7 +86,7 @@ class DocumentEndpoint:
         if force not in {"0", "1"}:
             raise BatchError("BadRequest", f"force must be 0 or 1, not {force[:40]!r}")
         caller = caller_of(request, identity)
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._documents.remove_document(caller, kind, digest, force=force == "1")
         )
 

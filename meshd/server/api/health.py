@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshd.cluster.peer_checks import MAP_FORMAT, MAP_FORMAT_HEADER, MAP_VERSION_HEADER
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
 from meshd.server.request import flush_request_counters
 from meshd.server.response import Reply

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import BatchError
 from meshd.server.api import reply_types
-from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.native_routes import HttpRoute
+from meshd.server.api.json_api import caller_of, parse_query
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.jobs.job_service import JobService
-    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.api.json_api import JsonApi
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
 
@@ -28,11 +28,11 @@ _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 class JobEndpoint:
     """The job API. One instance per worker."""
 
-    def __init__(self, service: JobService, native: BatchEndpoint) -> None:
-        self._service, self._native = service, native
+    def __init__(self, service: JobService, api: JsonApi) -> None:
+        self._service, self._api = service, api
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.handle_errors
+        guarded = self._api.handle_errors
         return [
             HttpRoute("POST", "/-/jobs", guarded(self.start)),
             HttpRoute("GET", "/-/jobs", guarded(self.list_all)),
@@ -43,14 +43,14 @@ class JobEndpoint:
     @operation("/-/jobs", "Start a job", accepts="json", reply=reply_types.Job)
     async def start(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._service.start(caller_of(request, identity), await request.read())
         )
 
     @operation("/-/jobs", "The jobs of the caller", reply=reply_types.Jobs)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
-        return self._native.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
+        return self._api.reply_json({"jobs": self._service.list_all(caller_of(request, identity))})
 
     @operation("/-/jobs/{job}", "A job", query=("wait",), reply=reply_types.Job)
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -59,7 +59,7 @@ class JobEndpoint:
         if _SECONDS.fullmatch(wait) is None:
             raise BatchError("BadRequest", f"wait must be a number of seconds, not {wait[:40]!r}")
         caller = caller_of(request, identity)
-        return self._native.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
+        return self._api.reply_json(await self._service.wait(caller, _job_id(request), float(wait)))
 
     @operation("/-/jobs/{job}", "Cancel a job", query=("pause",), reply=reply_types.Job)
     async def cancel(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -69,7 +69,7 @@ class JobEndpoint:
             raise BatchError("BadRequest", f"pause must be 0 or 1, not {pause[:40]!r}")
         caller = caller_of(request, identity)
         found = await self._service.cancel(caller, _job_id(request), pause=pause == "1")
-        return self._native.reply_json(found)
+        return self._api.reply_json(found)
 
 
 def _job_id(request: MeshRequest) -> str:

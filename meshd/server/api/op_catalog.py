@@ -6,29 +6,25 @@ the catalog; it contains none of the node's data. The body of a pushed module is
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from meshd.core.api_errors import BatchError
 from meshd.server.api import reply_types
-from meshd.server.api.batches import caller_of, parse_query
-from meshd.server.native_routes import HttpRoute
+from meshd.server.api.json_api import caller_of, parse_query
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import operation
-from meshd.server.response import Reply
 from meshd.transform import op_chain, registry
 from meshd.transform.errors import UnknownOpError
 from meshwire.plan.op_declarations import is_user_op
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from meshd.auth.identity import Identity
     from meshd.batches.op_trials import OpTrials
     from meshd.batches.user_module_registry import UserModules
-    from meshd.server.api.batches import BatchEndpoint
+    from meshd.server.api.json_api import JsonApi
     from meshd.server.request import MeshRequest
-    from meshd.util.clock import Clock
+    from meshd.server.response import Reply
 
 assert op_chain  # importing it registers the built-in ops
 OPS_PREFIX = "/-/ops"
@@ -37,11 +33,11 @@ OPS_PREFIX = "/-/ops"
 class OpCatalogEndpoint:
     """The op catalog. One instance per worker; stateless."""
 
-    def __init__(self, user_ops: UserModules, clock: Clock, native: BatchEndpoint) -> None:
-        self._clock, self._user_ops, self._native = clock, user_ops, native
+    def __init__(self, user_ops: UserModules, api: JsonApi) -> None:
+        self._user_ops, self._api = user_ops, api
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.handle_errors
+        guarded = self._api.handle_errors
         return [
             HttpRoute("GET", OPS_PREFIX, guarded(self.list_all)),
             HttpRoute("GET", f"{OPS_PREFIX}/", guarded(self.show)),
@@ -49,21 +45,16 @@ class OpCatalogEndpoint:
 
     @operation("/-/ops", "The op library", reply=reply_types.Ops)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
-        return self._json({"ops": registry.list_ops(self._user_ops.definitions())})
+        return self._api.reply_json({"ops": registry.list_ops(self._user_ops.definitions())})
 
     @operation("/-/ops/{op}", "An op with its arguments")
     async def show(self, request: MeshRequest, identity: Identity) -> Reply:
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{OPS_PREFIX}/"))
         try:
             version = self._user_ops.latest_version(name) if is_user_op(name) else ""
-            return self._json(registry.describe_op(registry.find(name, version, "")))
+            return self._api.reply_json(registry.describe_op(registry.find(name, version, "")))
         except UnknownOpError as error:
             raise BatchError("NoSuchKey", error.message, help="list the ops with `mesh op ls`") from error
-
-    def _json(self, document: Any) -> Reply:
-        body = json.dumps(document).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        return Reply(200, headers, body, self._clock.now_ms() // 1000)
 
 
 MODULES_PREFIX = "/-/modules"
@@ -72,14 +63,14 @@ MODULES_PREFIX = "/-/modules"
 class UserModuleEndpoint:
     """The API of user modules. One instance per worker."""
 
-    def __init__(self, user_ops: UserModules, tests: OpTrials, native: BatchEndpoint) -> None:
-        self._user_ops, self._tests, self._native = user_ops, tests, native
+    def __init__(self, user_ops: UserModules, tests: OpTrials, api: JsonApi) -> None:
+        self._user_ops, self._tests, self._api = user_ops, tests, api
 
     def routes(self) -> list[HttpRoute]:
-        guarded = self._native.handle_errors
+        guarded = self._api.handle_errors
         return [
-            HttpRoute("POST", f"{MODULES_PREFIX}/test", guarded(self._native.limit_concurrency(self.test))),
-            HttpRoute("POST", MODULES_PREFIX, guarded(self._native.limit_concurrency(self.push))),
+            HttpRoute("POST", f"{MODULES_PREFIX}/test", guarded(self._api.limit_concurrency(self.test))),
+            HttpRoute("POST", MODULES_PREFIX, guarded(self._api.limit_concurrency(self.push))),
             HttpRoute("GET", MODULES_PREFIX, guarded(self.list_all)),
             HttpRoute("DELETE", f"{MODULES_PREFIX}/", guarded(self.remove)),
         ]
@@ -95,29 +86,27 @@ class UserModuleEndpoint:
         draft = query.get("draft") == "1"
         caller, source = caller_of(request, identity), await request.read()
         bundle = query.get("bundle") == "1"
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._user_ops.push(caller, query.get("name", ""), source, draft=draft, bundle=bundle)
         )
 
     @operation("/-/modules", "The modules of users", reply=reply_types.Modules)
     async def list_all(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
-        return self._native.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
+        return self._api.reply_json({"modules": self._user_ops.list_all(caller_of(request, identity))})
 
     @operation("/-/modules/{module}", "Remove a module, or one build of it", query=("version",))
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
         """Remove a module; with `?version=sha256:HEX` only that build."""
         version = parse_query(request, ("version",)).get("version", "")
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
-        return self._native.reply_json(
-            await self._user_ops.remove(caller_of(request, identity), name, version)
-        )
+        return self._api.reply_json(await self._user_ops.remove(caller_of(request, identity), name, version))
 
     @operation(
         "/-/modules/test", "Try ops on objects; nothing is stored", accepts="json", reply=reply_types.Trial
     )
     async def test(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
-        return self._native.reply_json(
+        return self._api.reply_json(
             await self._tests.run_trial(caller_of(request, identity), await request.read())
         )

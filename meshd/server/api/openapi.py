@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import Operation, operation, operations_of
 from meshd.server.response import Reply
 from meshwire.http_values.mesh_headers import RELEASE

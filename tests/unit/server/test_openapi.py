@@ -10,7 +10,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from meshd.server.api.openapi import PATH, openapi_document, openapi_route
-from meshd.server.native_routes import HttpRoute
+from meshd.server.http_route import HttpRoute
 from meshd.server.openapi_operations import describe_as, operation, operations_of
 from meshd.util.clock import SystemClock
 
