@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from meshd.batches.warm_up.messages import WarmUpRequest, WarmUpStatus
-    from meshd.batches.warm_up.session import WarmUps
+    from meshd.batches.warm_up.node_task import WarmUps
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshwire.cluster import Node
@@ -71,7 +71,7 @@ class WarmUpNodes:
         return await self._peers.call_typed(node, WARM_UP, request)
 
     async def stop(self, nodes: Iterable[Node], request: WarmUpRequest) -> None:
-        """End the sessions of nodes that can be reached; those of others end by themselves."""
+        """End the tasks of nodes that can be reached; those of others end by themselves."""
         ending = msgspec.structs.replace(request, stop=True)
         with suppress(TimeoutError):
             async with timeout(_STOP_SECONDS):

@@ -18,8 +18,8 @@ import uvloop
 from meshd.batches.assembly.assembler import Assembler
 from meshd.batches.assembly.assembler_client import serve_assembler
 from meshd.batches.read_ahead.read_waits import ReadWaits
-from meshd.batches.warm_up.session import warm_ups
-from meshd.jobs.relayout.session import relayouts
+from meshd.batches.warm_up.node_task import warm_ups
+from meshd.jobs.relayout.node_task import relayouts
 from meshd.origins.access_hints import PlanReadHints
 from meshd.process.periodic_tasks import coordinator_tasks, process_tasks, start_periodic_tasks
 from meshd.process.rebalance_process import rebalance_socket

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.core.api_errors import BatchError
-from meshd.core.job_sessions import RPC_ERRORS
+from meshd.core.node_tasks import RPC_ERRORS
 from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import Method
 

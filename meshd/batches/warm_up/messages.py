@@ -1,7 +1,7 @@
 """Messages of a warm-up: what a job asks each node to do, and how far the node is.
 
-A request is repeated as long as the job runs; the first one begins the node's session, and each response has
-the totals of the session so far.
+A request is repeated as long as the job runs; the first one begins the node's task, and each response has
+the totals of the task so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WarmUpRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `session`: names the job's run; `account`: whose share of the processes' time to use. `version`: of the
     cluster map. `own`: only the samples whose rows this node builds under it. `bucket`, `prefix`: only
     samples in these objects. `limit`: bytes that the plan's results may take on the node, None if the node
-    decides; `rate`: source bytes a second, 0 for no limit. `stop`: end the session.
+    decides; `rate`: source bytes a second, 0 for no limit. `stop`: end the task.
     """
 
     session: Annotated[str, Meta(max_length=64)]
@@ -43,11 +43,11 @@ class WarmUpRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WarmUpStatus(msgspec.Struct, omit_defaults=True):
-    """The totals of a session. `run`: another one if the session had to begin again.
+    """The totals of a task. `run`: another one if the task had to begin again.
 
     Each of `samples` is one of: `stored` now, `there` before, left out (`left`, by reason), or broken
     (`bad`, by reason). `bytes`: of their sources; `kept_bytes`: stored now; `seconds`: of processors.
-    `refused`: why this node keeps nothing of the plan. `code`, `error`: why the session failed. `failures`:
+    `refused`: why this node keeps nothing of the plan. `code`, `error`: why the task failed. `failures`:
     (name, reason) of the first broken samples.
     """
 

@@ -39,7 +39,7 @@ class RelayoutRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Put the objects below a prefix into the order of their keys.
 
     `session`: names the job's run; `account`: who asks. `measure`: say what it would cost and gain, and
-    change nothing. `rate`: bytes a second, 0 for no limit. `stop`: end the session.
+    change nothing. `rate`: bytes a second, 0 for no limit. `stop`: end the task.
     """
 
     session: Annotated[str, Meta(max_length=64)]
@@ -52,10 +52,10 @@ class RelayoutRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RelayoutStatus(msgspec.Struct, omit_defaults=True):
-    """The totals of a session. `measured`: the following are known: `objects` of `size` bytes on rotational
+    """The totals of a task. `measured`: the following are known: `objects` of `size` bytes on rotational
     disks, their cost `before`, the cost `expected` afterwards, and `to_move` of them, of `to_move_bytes`.
     `moved`, `moved_bytes`: so far; `after`: their cost, measured at the end. `left_out`: objects that cannot
-    be moved, by reason. `refused`: why the node does nothing, or would fail. `code`, `error`: why the session
+    be moved, by reason. `refused`: why the node does nothing, or would fail. `code`, `error`: why the task
     failed. `failures`: damaged objects.
     """
 

@@ -13,7 +13,7 @@ import msgspec
 
 from meshd.control.jobs import Failure
 from meshd.core.api_errors import BatchError, busy
-from meshd.core.job_sessions import IDLE_SECONDS
+from meshd.core.node_tasks import IDLE_SECONDS
 from meshd.jobs.relayout.messages import MAX_FAILURES, RELAYOUT, LayoutCost, RelayoutRequest
 from meshd.rpc.peer_client import PeerRefusedError
 from meshd.util.timeouts import timeout
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.jobs.job_kind import JobRun, ProgressCounter
     from meshd.jobs.relayout.messages import RelayoutStatus
-    from meshd.jobs.relayout.session import Relayouts
+    from meshd.jobs.relayout.node_task import Relayouts
     from meshd.rpc.peer_client import PeerClient
     from meshwire.cluster import Node
 
-_STOP_SECONDS: Final = IDLE_SECONDS + 2.0  # a node that cannot be asked has ended its session by then
+_STOP_SECONDS: Final = IDLE_SECONDS + 2.0  # a node that cannot be asked has ended its task by then
 _EARLIER: Final = (404, 405)  # answers of nodes of an earlier release
 
 
@@ -53,7 +53,7 @@ class RelayoutReport(msgspec.Struct, frozen=True):
 
 
 class RelayoutJob:
-    """Runs relayout jobs. One instance per node, in the coordinator; `own`: this node's sessions."""
+    """Runs relayout jobs. One instance per node, in the coordinator; `own`: this node's tasks."""
 
     def __init__(self, mesh: ClusterView, peers: PeerClient, own: Relayouts) -> None:
         self._mesh, self._peers, self._own = mesh, peers, own

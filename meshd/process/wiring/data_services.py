@@ -22,7 +22,7 @@ from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
 from meshd.batches.read_ahead.window_lookup import WindowLookup
 from meshd.batches.service import BatchService
 from meshd.batches.user_module_registry import UserModules
-from meshd.batches.warm_up.session import WarmUpContext
+from meshd.batches.warm_up.node_task import WarmUpContext
 from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.control.default_orders import DefaultOrderTable
 from meshd.control.jobs import JobTable
@@ -41,7 +41,7 @@ from meshd.jobs.job_service import JobService
 from meshd.jobs.materialize_view import MaterializeJob
 from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, LocalOutputStore
 from meshd.jobs.relayout.relayout_job import RelayoutJob
-from meshd.jobs.relayout.session import RelayoutContext
+from meshd.jobs.relayout.node_task import RelayoutContext
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory
@@ -68,10 +68,10 @@ from meshwire.views.zarr_view import ZarrView
 
 if TYPE_CHECKING:
     from meshd.auth.authorizer import Authorizer
-    from meshd.batches.warm_up.session import WarmUps
+    from meshd.batches.warm_up.node_task import WarmUps
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
-    from meshd.jobs.relayout.session import Relayouts
+    from meshd.jobs.relayout.node_task import Relayouts
     from meshd.origins.service import BackedService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.http_route import HttpRoute

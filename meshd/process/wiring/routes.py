@@ -12,12 +12,12 @@ from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
 from meshd.batches.row_draws import RowDraws, RowSources
-from meshd.batches.warm_up.session import WarmUpHandlers
+from meshd.batches.warm_up.node_task import WarmUpHandlers
 from meshd.cluster.scatter_gather import ActivityService, AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.datasets.table_preview import TablePreviews
 from meshd.documents.admin import DocumentAdmin
-from meshd.jobs.relayout.session import RelayoutHandlers
+from meshd.jobs.relayout.node_task import RelayoutHandlers
 from meshd.objects.buckets.decoded_quota import DecodedQuotas
 from meshd.objects.buckets.replication_factor import ReplicationFactors
 from meshd.origins.admin import BackedAdmin

@@ -9,7 +9,7 @@ import pytest
 
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE, SEEK_SECONDS, SHORT_SEEK_SECONDS
 from meshd.jobs.relayout.messages import LayoutCost
-from meshd.jobs.relayout.session import (
+from meshd.jobs.relayout.node_task import (
     MAX_OBJECTS,
     UNIT_BYTES,
     UNIT_OBJECTS,

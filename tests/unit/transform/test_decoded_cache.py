@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.batches.warm_up.session import RANDOM_FIRST, why_nothing
+from meshd.batches.warm_up.node_task import RANDOM_FIRST, why_nothing
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy, segment_files
 from meshd.transform.decoded_cache.entry_format import (

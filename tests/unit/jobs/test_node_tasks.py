@@ -1,13 +1,13 @@
-"""Sessions of jobs: the request that ends one is answered when it has ended."""
+"""Tasks of jobs on a node: the request that ends one is answered when it has ended."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from meshd.core import job_sessions
+from meshd.core import node_tasks
 from meshd.jobs.relayout.messages import RELAYOUT_HERE, RelayoutRequest, RelayoutStatus
-from meshd.jobs.relayout.session import Relayouts
+from meshd.jobs.relayout.node_task import Relayouts
 from meshd.util.async_tasks import finish_before_cancel
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ ASKED = RelayoutRequest("job-1", "ann", "photos", "train/")
 ENDING = RelayoutRequest("job-1", "ann", "photos", "train/", stop=True)
 
 
-class Session:
+class Task:
     """Commits once, when the test says."""
 
     def __init__(self, request: RelayoutRequest) -> None:
@@ -29,21 +29,21 @@ class Session:
         await finish_before_cancel(self.go_on.wait(), 60)
 
 
-def sessions(session: Any) -> Relayouts:
-    return Relayouts(lambda request: session, RelayoutStatus(done=True), RELAYOUT_HERE)
+def tasks(task: Any) -> Relayouts:
+    return Relayouts(lambda request: task, RelayoutStatus(done=True), RELAYOUT_HERE)
 
 
-def test_a_session_has_ended_when_the_request_that_ends_it_is_answered() -> None:
+def test_a_task_has_ended_when_the_request_that_ends_it_is_answered() -> None:
     async def check() -> None:
-        session = Session(ASKED)
-        here = sessions(session)
+        task = Task(ASKED)
+        here = tasks(task)
         asked = asyncio.ensure_future(here.answer(ASKED))
         async with asyncio.timeout(60):
-            await session.begun.wait()
+            await task.begun.wait()
             ending = asyncio.ensure_future(here.answer(ENDING))
             await asyncio.sleep(0.05)
             assert not ending.done()  # its commit is in progress
-            session.go_on.set()
+            task.go_on.set()
             assert (await ending).done
             await asked
             assert (await here.answer(ENDING)).done  # nothing is left to end
@@ -52,17 +52,17 @@ def test_a_session_has_ended_when_the_request_that_ends_it_is_answered() -> None
     asyncio.run(check())
 
 
-def test_a_session_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_sessions, "STOP_SECONDS", 0.01)
+def test_a_task_that_does_not_end_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_tasks, "STOP_SECONDS", 0.01)
 
     async def check() -> None:
-        session = Session(ASKED)
-        here = sessions(session)
+        task = Task(ASKED)
+        here = tasks(task)
         asked = asyncio.ensure_future(here.answer(ASKED))
         async with asyncio.timeout(60):
-            await session.begun.wait()
+            await task.begun.wait()
             assert (await here.answer(ENDING)).done
-            session.go_on.set()
+            task.go_on.set()
             await asked
         await here.aclose()
 

@@ -1,6 +1,6 @@
 """The part of one node in a relayout: it measures, moves unit after unit, and measures again.
 
-Law: a unit that lies well is not moved, so a session that begins again goes on where an earlier one stopped.
+Law: a unit that lies well is not moved, so a task that begins again goes on where an earlier one stopped.
 What the node is the first to be asked for is laid out apart from its second copies, which an epoch does not
 read. A unit is the least that a loader reads at once in `Blocks`: a shard of loose objects, or 32 MiB for
 each disk. Within a unit the order on the disk does not matter: a window is read in the disk's own order.
@@ -18,7 +18,7 @@ import numpy as np
 from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE, SEEK_SECONDS, cost_of_reads
 from meshd.core.api_errors import BatchError
-from meshd.core.job_sessions import RPC_ERRORS, JobSessions
+from meshd.core.node_tasks import RPC_ERRORS, NodeTasks
 from meshd.jobs.relayout.messages import (
     MAX_FAILURES,
     RELAYOUT,
@@ -121,12 +121,12 @@ NOT_ROTATIONAL: Final = (
     "the node has no rotational disk (`--disk-type rotational` if it has one all the same)"
 )
 ELSEWHERE: Final = "on a solid-state disk"
-Relayouts = JobSessions[RelayoutRequest, RelayoutStatus]
+Relayouts = NodeTasks[RelayoutRequest, RelayoutStatus]
 
 
 @dataclass(frozen=True, slots=True)
 class RelayoutContext:
-    """The dependencies of all sessions of a node."""
+    """The dependencies of all tasks of a node."""
 
     relocator: Relocator
     disks: RotationalDisks
@@ -135,13 +135,13 @@ class RelayoutContext:
 
 
 def relayouts(context: RelayoutContext) -> Relayouts:
-    """Return the sessions of a node."""
+    """Return the tasks of a node."""
     return Relayouts(
-        lambda request: RelayoutSession(context, request), RelayoutStatus(done=True), RELAYOUT_HERE
+        lambda request: RelayoutTask(context, request), RelayoutStatus(done=True), RELAYOUT_HERE
     )
 
 
-class RelayoutSession:
+class RelayoutTask:
     """The node's part of one relayout; `status` has the totals at any time."""
 
     def __init__(self, context: RelayoutContext, request: RelayoutRequest) -> None:
@@ -152,7 +152,7 @@ class RelayoutSession:
 
     def __repr__(self) -> str:
         status = self.status
-        return f"<RelayoutSession {self.request.session}, {status.moved} of {status.to_move} objects>"
+        return f"<RelayoutTask {self.request.session}, {status.moved} of {status.to_move} objects>"
 
     async def run(self) -> None:
         """Measure, move the units that are scattered, and measure again. Raises BatchError, StoreError."""

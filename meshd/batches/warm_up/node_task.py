@@ -20,7 +20,7 @@ from meshd.batches.assembly.frame_rows import new_rows, own_rows
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.warm_up.messages import WARM_UP, WARM_UP_HERE, WarmUpRequest, WarmUpStatus
 from meshd.core.document_store import asset_key, asset_places
-from meshd.core.job_sessions import RPC_ERRORS, JobSessions
+from meshd.core.node_tasks import RPC_ERRORS, NodeTasks
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns, main_objects
@@ -61,12 +61,12 @@ if TYPE_CHECKING:
 _MEASURED: Final = 32  # samples that are made until the plan has been measured
 _TRIES: Final = 4  # times that a sample is made before it counts as left out
 _REASON: Final = 160  # characters of a reason that are kept
-WarmUps = JobSessions[WarmUpRequest, WarmUpStatus]
+WarmUps = NodeTasks[WarmUpRequest, WarmUpStatus]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpContext:
-    """The dependencies of all sessions of a node. `decoded`: None if its decoded cache is switched off."""
+    """The dependencies of all tasks of a node. `decoded`: None if its decoded cache is switched off."""
 
     store: ObjectStore
     pool: TransformPool
@@ -79,8 +79,8 @@ class WarmUpContext:
 
 
 def warm_ups(context: WarmUpContext) -> WarmUps:
-    """Return the sessions of a node."""
-    return WarmUps(lambda request: WarmUpSession(context, request), WarmUpStatus(done=True), WARM_UP_HERE)
+    """Return the tasks of a node."""
+    return WarmUps(lambda request: WarmUpTask(context, request), WarmUpStatus(done=True), WARM_UP_HERE)
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The samples of a session: `samples`, the `positions` that key their draws, and the `sizes` of their
+    """The samples of a task: `samples`, the `positions` that key their draws, and the `sizes` of their
     sources in bytes; int64[n] each. `own`: see `SampleSet`.
     """
 
@@ -108,7 +108,7 @@ class _Scope:
     own: OwnRows | None
 
 
-class WarmUpSession:
+class WarmUpTask:
     """The node's part of one warm-up; `status` has the totals at any time."""
 
     def __init__(self, context: WarmUpContext, request: WarmUpRequest) -> None:
@@ -120,7 +120,7 @@ class WarmUpSession:
 
     def __repr__(self) -> str:
         status = self.status
-        return f"<WarmUpSession {self.request.session}, {status.samples} of {status.samples_total} samples>"
+        return f"<WarmUpTask {self.request.session}, {status.samples} of {status.samples_total} samples>"
 
     async def run(self) -> None:
         """Warm up. Raises BatchError."""

@@ -1,8 +1,8 @@
-"""Job sessions: one node's share of a background job, run by the node's coordinator.
+"""Node tasks: one node's share of a background job, run by the node's coordinator.
 
-Law: a session runs while its job keeps requesting it, and ends soon after the last request. The job repeats
-the request for as long as it runs: the first one starts the session, and each response has the totals so far.
-A request that ends a session is answered once the session has ended, or after STOP_SECONDS.
+Law: a node's task runs while its job keeps requesting it, and ends soon after the last request. The job repeats
+the request for as long as it runs: the first one starts the task, and each response has the totals so far. A
+request that ends a task is answered once the task has ended, or after STOP_SECONDS.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from meshd.rpc.process_rpc import Method
     from meshd.rpc.process_server import ProcessServer, ServerCall
 
-_log = logging.getLogger("meshd.job_sessions")
+_log = logging.getLogger("meshd.node_tasks")
 POLL_SECONDS: Final = 1.0
-"""Seconds after which a request is answered, if its session has not ended before."""
+"""Seconds after which a request is answered, if its task has not ended before."""
 IDLE_SECONDS: Final = 10.0
-"""Seconds without a request after which a session is ended."""
+"""Seconds without a request after which a task is ended."""
 STOP_SECONDS: Final = 8.0
-"""Seconds after which a request that ends a session is answered, if the session has not ended before."""
-MAX_SESSIONS: Final = 16
+"""Seconds after which a request that ends a task is answered, if the task has not ended before."""
+MAX_TASKS: Final = 16
 RPC_ERRORS: Final = ErrorTypes(
     [BatchError],
     unexpected=lambda: BatchError("InternalError", "the node's part of the job failed; its log says why"),
@@ -41,9 +41,9 @@ RPC_ERRORS: Final = ErrorTypes(
 )
 
 
-class SessionRequest(Protocol):
+class NodeTaskRequest(Protocol):
     """What a job asks a node to do. `session`: names the job's run; `account`: whose share of the node to
-    use; `rate`: bytes a second, 0 for no limit; `stop`: end the session."""
+    use; `rate`: bytes a second, 0 for no limit; `stop`: end the task."""
 
     @property
     def session(self) -> str: ...
@@ -55,19 +55,19 @@ class SessionRequest(Protocol):
     def stop(self) -> bool: ...
 
 
-class SessionStatus(Protocol):
-    """The totals of a session. `done`: it has ended; `code`, `error`: why it failed, "" if it did not."""
+class NodeTaskStatus(Protocol):
+    """The totals of a task. `done`: it has ended; `code`, `error`: why it failed, "" if it did not."""
 
     done: bool
     code: Code | Literal[""]
     error: str
 
 
-RequestT = TypeVar("RequestT", bound=SessionRequest)
-StatusT = TypeVar("StatusT", bound=SessionStatus)
+RequestT = TypeVar("RequestT", bound=NodeTaskRequest)
+StatusT = TypeVar("StatusT", bound=NodeTaskStatus)
 
 
-class JobSession(Protocol[RequestT, StatusT]):
+class NodeTask(Protocol[RequestT, StatusT]):
     """Does the node's part of a job; `status` has the totals at any time. `rate` may change meanwhile."""
 
     request: RequestT
@@ -79,29 +79,29 @@ class JobSession(Protocol[RequestT, StatusT]):
         ...
 
 
-class JobSessions(Generic[RequestT, StatusT]):
-    """Runs the sessions of one kind on a node. Use on one event loop only; `aclose` at the end.
+class NodeTasks(Generic[RequestT, StatusT]):
+    """Runs the tasks of one kind of job on a node. Use on one event loop only; `aclose` at the end.
 
-    `make`: makes a session; `stopped`: the answer to a request that ends one; `method`: how the node's other
+    `make`: makes a task; `stopped`: the answer to a request that ends one; `method`: how the node's other
     processes call it.
     """
 
     def __init__(
         self,
-        make: Callable[[RequestT], JobSession[RequestT, StatusT]],
+        make: Callable[[RequestT], NodeTask[RequestT, StatusT]],
         stopped: StatusT,
         method: Method[Any, Any],
     ) -> None:
         self._make, self._stopped, self._method = make, stopped, method
-        self._sessions: dict[str, tuple[JobSession[RequestT, StatusT], asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[NodeTask[RequestT, StatusT], asyncio.Task[None]]] = {}
         self._expiry: dict[str, asyncio.TimerHandle] = {}
-        self._tasks = BackgroundTasks("job-sessions")
+        self._background = BackgroundTasks("node-tasks")
 
     def __repr__(self) -> str:
-        return f"<JobSessions {[session for session, _ in self._sessions.values()]}>"
+        return f"<NodeTasks {[task for task, _ in self._running.values()]}>"
 
     async def answer(self, request: RequestT) -> StatusT:
-        """Begin a session or continue it. Returns its totals when it has ended, or after POLL_SECONDS.
+        """Begin a task or continue it. Returns its totals when it has ended, or after POLL_SECONDS.
 
         Raises BatchError Busy.
         """
@@ -110,30 +110,30 @@ class JobSessions(Generic[RequestT, StatusT]):
             if (ending := self._end(name)) is not None:
                 await asyncio.wait((ending,), timeout=STOP_SECONDS)
             return self._stopped
-        found = self._sessions.get(name)
+        found = self._running.get(name)
         if found is None or _differs(found[0].request, request):
             self._end(name)
             found = self._begin(request)
-        session, task = found
-        session.rate = request.rate
+        task, running = found
+        task.rate = request.rate
         self._expire_later(name)
-        await asyncio.wait((task,), timeout=POLL_SECONDS)
-        return session.status
+        await asyncio.wait((running,), timeout=POLL_SECONDS)
+        return task.status
 
-    def _begin(self, request: RequestT) -> tuple[JobSession[RequestT, StatusT], asyncio.Task[None]]:
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise busy(f"{len(self._sessions)} jobs of this kind run on this node already")
-        session = self._make(request)
+    def _begin(self, request: RequestT) -> tuple[NodeTask[RequestT, StatusT], asyncio.Task[None]]:
+        if len(self._running) >= MAX_TASKS:
+            raise busy(f"{len(self._running)} jobs of this kind run on this node already")
+        task = self._make(request)
         with tenant_scope(request.account):
-            task = self._tasks.spawn(self._run(session), request.session)
-        self._sessions[request.session] = session, task
-        return session, task
+            running = self._background.spawn(self._run(task), request.session)
+        self._running[request.session] = task, running
+        return task, running
 
-    async def _run(self, session: JobSession[RequestT, StatusT]) -> None:
-        """Run a session, and record in its status how it ended."""
-        status = session.status
+    async def _run(self, task: NodeTask[RequestT, StatusT]) -> None:
+        """Run a task, and record in its status how it ended."""
+        status = task.status
         try:
-            await session.run()
+            await task.run()
         except BatchError as error:
             status.code, status.error = error.code, error.message
         except DiskFullError as error:
@@ -151,20 +151,20 @@ class JobSessions(Generic[RequestT, StatusT]):
         self._expiry[name] = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end, name)
 
     def _end(self, name: str) -> asyncio.Task[None] | None:
-        """Cancel a session. Returns its task, which may take a moment to end; None if there is none."""
+        """Cancel a task. Returns what runs it, which may take a moment to end; None if there is none."""
         if (timer := self._expiry.pop(name, None)) is not None:
             timer.cancel()
-        found = self._sessions.pop(name, None)
+        found = self._running.pop(name, None)
         if found is None:
             return None
         found[1].cancel()
         return found[1]
 
     async def aclose(self) -> None:
-        """End all sessions."""
-        for name in list(self._sessions):
+        """End all tasks."""
+        for name in list(self._running):
             self._end(name)
-        await self._tasks.aclose()
+        await self._background.aclose()
 
     def register(self, server: ProcessServer) -> None:
         """Let the node's other processes call it."""
@@ -177,5 +177,5 @@ class JobSessions(Generic[RequestT, StatusT]):
 
 
 def _differs(one: Any, other: Any) -> bool:
-    """Return whether two requests of a session want different work."""
+    """Return whether two requests of a task want different work."""
     return bool(msgspec.structs.replace(one, rate=0) != msgspec.structs.replace(other, rate=0))
