@@ -25,8 +25,9 @@ from meshd.transform import registry
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.columns import ColumnReader, ColumnWriter
-from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec, plan_hash
+from meshwire.plan.plan_spec import PlanSpec, plan_hash
 from meshwire.plan.sequence_packing import pack_rows
+from meshwire.plan.shuffle import ShuffleSpec
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.datasets.service import invalid_plan
-from meshwire.plan.loader_state import checked_hash
 from meshwire.plan.plan_spec import parse_spec
-from meshwire.strict_json import PlanError, checked_integer, checked_object, read_json, required_field
+from meshwire.strict_json import (
+    PlanError,
+    checked_hash,
+    checked_integer,
+    checked_object,
+    read_json,
+    required_field,
+)
 
 if TYPE_CHECKING:
     from meshwire.plan.plan_spec import PlanSpec

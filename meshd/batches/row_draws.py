@@ -27,7 +27,7 @@ from meshwire.formats.image_headers import read_image_header
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
-from meshwire.plan.plan_spec import step_count
+from meshwire.plan.rank_slices import step_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -38,7 +38,8 @@ from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
 from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
-from meshwire.plan.plan_spec import plan_hash, step_count
+from meshwire.plan.plan_spec import plan_hash
+from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
     from meshd.transform.compiler import CompiledMixing
     from meshd.transform.op_types import FieldType
     from meshwire.dataset.build_snapshot import Snapshot
-    from meshwire.plan.plan_spec import PlanSpec, RankSlice
+    from meshwire.plan.plan_spec import PlanSpec
+    from meshwire.plan.rank_slices import RankSlice
 
 
 MAX_ROWS_ASKED = 65536

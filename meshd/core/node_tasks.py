@@ -1,7 +1,7 @@
 """Node tasks: one node's share of a background job, run by the node's coordinator.
 
-Law: a node's task runs while its job keeps requesting it, and ends soon after the last request. The job repeats
-the request for as long as it runs: the first one starts the task, and each response has the totals so far. A
+Law: a task runs while its job keeps requesting it, and ends soon after the last request. The job repeats the
+request for as long as it runs: the first one starts the task, and each response has the totals so far. A
 request that ends a task is answered once the task has ended, or after STOP_SECONDS.
 """
 

@@ -32,9 +32,8 @@ from meshwire.dataset.derive_snapshot import (
 )
 from meshwire.dataset.expression_parser import format_value, parse_expression
 from meshwire.dataset.paged_snapshot import PagedSnapshot
-from meshwire.plan.loader_state import checked_hash
 from meshwire.plan.mix import concat_snapshots, parse_hashes
-from meshwire.strict_json import PlanError, checked_object, required_field, shown_value
+from meshwire.strict_json import PlanError, checked_hash, checked_object, required_field, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

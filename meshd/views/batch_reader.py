@@ -24,7 +24,7 @@ from meshd.views.transform_results import RESULTS_PREFIX
 from meshd.views.view_kind import AssembledObject, pinned_to_s3_error
 from meshwire.errors import S3Error
 from meshwire.frame.tensor_frame import CONTENT_TYPE, FRAME_VERSION
-from meshwire.plan.plan_spec import step_count
+from meshwire.plan.rank_slices import step_count
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.strict_json import PlanError
 

@@ -21,6 +21,7 @@ MAX_VALUES = 1 << 17
 MAX_TEXT = 1 << 16
 MAX_INTEGER = (1 << 63) - 1
 _SHOWN = 60
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class PlanError(ValueError):
@@ -142,6 +143,14 @@ def checked_text(value: Any, path: str, *, at_most: int = MAX_TEXT) -> str:
         except UnicodeEncodeError as error:
             raise PlanError(path, "text with an unpaired surrogate; send valid Unicode") from error
     return value
+
+
+def checked_hash(value: Any, path: str) -> str:
+    """Return `value` if it is a SHA-256 in lower-case hex. Raises PlanError."""
+    text = checked_text(value, path, at_most=64)
+    if not _HASH.fullmatch(text):
+        raise PlanError(path, f"expected 64 lower-case hex digits, got {text!r}")
+    return text
 
 
 def checked_integer(value: Any, path: str, low: int, high: int) -> int:

@@ -23,8 +23,9 @@ from meshwire.frame.sample_frames import SampleFrame, sample_layout
 from meshwire.frame.tensor_frame import frame_layout, parse_frame_header, tensor_views, verify_frame
 from meshwire.plan.epoch_order import epoch_order
 from meshwire.plan.keyed_random import KeyedRandom, derive_key
-from meshwire.plan.plan_spec import LoaderState, ShuffleSpec, canonical_spec, parse_spec, plan_hash
-from meshwire.plan.shuffle import BucketOrder, Feistel, shuffle_order
+from meshwire.plan.loader_state import LoaderState
+from meshwire.plan.plan_spec import canonical_spec, parse_spec, plan_hash
+from meshwire.plan.shuffle import BucketOrder, Feistel, ShuffleSpec, shuffle_order
 from tests.support.paged_snapshots import build_from_tars
 
 DATA = Path(__file__).parent / "plans"

@@ -21,7 +21,7 @@ from meshd.datasets.service import invalid_plan
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.tensor_frame import Status
 from meshwire.plan.epoch_order import epoch_order, mix_bounds, snapshot_order
-from meshwire.plan.plan_spec import batch_rows, rank_rows, rank_slice
+from meshwire.plan.rank_slices import batch_rows, rank_rows, rank_slice
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import Address, FrameAddress
     from meshd.core.peer_source import PeerSource
     from meshd.core.plan_record import Plan
-    from meshwire.plan.plan_spec import PlanSpec, RankSlice
+    from meshwire.plan.plan_spec import PlanSpec
+    from meshwire.plan.rank_slices import RankSlice
     from meshwire.plan.sequence_packing import PackTable
     from meshwire.plan.shuffle import SampleOrder
 

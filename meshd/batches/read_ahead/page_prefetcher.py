@@ -24,7 +24,7 @@ from meshd.core.api_errors import BatchError
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.dataset.paged_snapshot import PagedSnapshot
-from meshwire.plan.plan_spec import step_count
+from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from meshd.batches.assembly.frame_rows import new_rows, own_rows
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.warm_up.messages import WARM_UP, WARM_UP_HERE, WarmUpRequest, WarmUpStatus
 from meshd.core.document_store import asset_key, asset_places
-from meshd.core.node_tasks import RPC_ERRORS, NodeTasks
 from meshd.core.memory_frames import MemoryAccount
+from meshd.core.node_tasks import RPC_ERRORS, NodeTasks
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns, main_objects
 from meshd.rpc.peer_rpc import handler

@@ -136,9 +136,7 @@ class RelayoutContext:
 
 def relayouts(context: RelayoutContext) -> Relayouts:
     """Return the tasks of a node."""
-    return Relayouts(
-        lambda request: RelayoutTask(context, request), RelayoutStatus(done=True), RELAYOUT_HERE
-    )
+    return Relayouts(lambda request: RelayoutTask(context, request), RelayoutStatus(done=True), RELAYOUT_HERE)
 
 
 class RelayoutTask:

@@ -40,8 +40,8 @@ from meshd.jobs.job_kind import JobServices
 from meshd.jobs.job_service import JobService
 from meshd.jobs.materialize_view import MaterializeJob
 from meshd.jobs.output_store import ClusterOutputStore, JobOutputHandlers, LocalOutputStore
-from meshd.jobs.relayout.relayout_job import RelayoutJob
 from meshd.jobs.relayout.node_task import RelayoutContext
+from meshd.jobs.relayout.relayout_job import RelayoutJob
 from meshd.jobs.runner import JobRunner
 from meshd.jobs.scratch import PlanStore
 from meshd.jobs.source_inventory import SourceInventory

@@ -17,7 +17,8 @@ from meshsdk.client.native_api import pin_snapshot, register_plan
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.datasets.fields import check_source, guess_fields, select_fields
 from meshsdk.errors import ConfigurationError
-from meshwire.plan.plan_spec import PlanError, parse_spec
+from meshwire.plan.plan_spec import parse_spec
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

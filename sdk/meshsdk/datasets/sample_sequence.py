@@ -17,7 +17,8 @@ from meshsdk.datasets.batch import fetch_rows
 from meshsdk.datasets.schema import Schema
 from meshsdk.datasets.shuffle import buckets_spec, shuffle_spec
 from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
-from meshwire.plan.plan_spec import PlanError, op_document, parse_spec, spec_document
+from meshwire.plan.plan_spec import op_document, parse_spec, spec_document
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -28,9 +28,10 @@ from meshsdk.loader.split_frame_requests import SplitRequest
 from meshsdk.loader_stats import Stall, Step, attribute_stall
 from meshwire.cluster.routes import frame_address
 from meshwire.http_values.mesh_headers import SAMPLE_CACHE_HEADER, sample_cache_value
-from meshwire.plan import plan_spec
-from meshwire.plan.loader_state import batch_rows, rank_rows
-from meshwire.plan.plan_spec import LoaderState
+from meshwire.plan import loader_state
+from meshwire.plan.loader_state import LoaderState
+from meshwire.plan.rank_slices import batch_rows, rank_rows, step_count
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from meshsdk.loader.fetch_spec import FetchSpec
     from meshsdk.loader.output_stage import OutputStage
     from meshsdk.loader_stats import Arrival, LoaderReporter, Meter, Observer, Tally
-    from meshwire.plan.loader_state import Tail
+    from meshwire.plan.rank_slices import Tail
 
 
 _log = logging.getLogger("meshsdk")
@@ -102,7 +103,7 @@ class Position:
 
     def count_steps(self, origin: int) -> int:
         """Return the number of steps of an epoch with this origin."""
-        return plan_spec.step_count(self.positions, self.batch, origin, self.tail)
+        return step_count(self.positions, self.batch, origin, self.tail)
 
     def _at(self, epoch: int, position: int, skipped: int = 0) -> Position:
         skips = self.state.skips + skipped
@@ -128,9 +129,9 @@ class Position:
         try:
             loaded = LoaderState.from_json(state)
             loaded.check(plan=here.plan, snapshot=here.snapshot, seed=here.seed, samples=self.positions)
-        except plan_spec.StateMismatchError as error:
+        except loader_state.StateMismatchError as error:
             raise StateMismatchError(str(error), error.path.removeprefix("state.")) from error
-        except plan_spec.PlanError as error:
+        except PlanError as error:
             raise ConfigurationError(
                 f"not a loader state: {error}; pass only what state_dict() returned, not the whole checkpoint"
             ) from error

@@ -36,7 +36,7 @@ from meshsdk.loader.loader_setup import (
 from meshsdk.loader.plain_loader import tuple_loader
 from meshsdk.loader_stats import LoaderReporter, Meter
 from meshsdk.tools_package import LOADER_HOOKS, load_tool
-from meshwire.plan.plan_spec import LoaderState
+from meshwire.plan.loader_state import LoaderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -41,7 +41,9 @@ from meshsdk.loader.fetch_spec import FetchSpec
 from meshsdk.loader.output_stage import device_name, make_stage
 from meshsdk.loader.stats_page import describe, open_page
 from meshsdk.tools_package import LOADER_HOOKS, find_tool, load_tool
-from meshwire.plan.plan_spec import LoaderState, PlanError, step_count
+from meshwire.plan.loader_state import LoaderState
+from meshwire.plan.rank_slices import step_count
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from meshsdk.loader.epoch_iterator import Position
     from meshsdk.loader.output_stage import Normalize, OutputStage
     from meshsdk.loader_stats import LoaderReporter, Meter, Observer
-    from meshwire.plan.loader_state import Tail
+    from meshwire.plan.rank_slices import Tail
 
 
 TRACE_LIMIT: Final = 64 << 20

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
 from meshwire.dataset.archive_keys import archive_kind
-from meshwire.plan.loader_state import checked_hash
 from meshwire.strict_json import (
     PlanError,
     canonical_json,
     checked_choice,
+    checked_hash,
     checked_integer,
     checked_object,
     checked_text,

@@ -20,10 +20,10 @@ import numpy as np
 from meshwire.dataset.derive_snapshot import SnapshotParts
 from meshwire.dataset.snapshot import MAX_SAMPLES, BytesColumn, LabelColumn, ObjectTable
 from meshwire.frame.columns import StringColumn
-from meshwire.plan.loader_state import checked_hash
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
+    checked_hash,
     checked_integer,
     checked_object,
     required_field,

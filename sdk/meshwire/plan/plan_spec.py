@@ -12,19 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from meshwire.plan.loader_state import (
-    TAILS,
-    LoaderState,
-    RankSlice,
-    StateMismatchError,
-    Tail,
-    batch_rows,
-    checked_hash,
-    rank_rows,
-    rank_slice,
-    step_count,
-)
 from meshwire.plan.mix import mix_document, parse_mix
+from meshwire.plan.rank_slices import TAILS
 from meshwire.plan.sequence_packing import pack_document, parse_pack
 from meshwire.plan.shuffle import (
     ShuffleSpec,
@@ -38,6 +27,7 @@ from meshwire.strict_json import (
     PlanError,
     canonical_json,
     checked_choice,
+    checked_hash,
     checked_integer,
     checked_json,
     checked_number,
@@ -54,26 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshwire.plan.mix import Mix
+    from meshwire.plan.rank_slices import Tail
     from meshwire.plan.sequence_packing import Pack
     from meshwire.plan.shuffle import BucketSpec
-
-__all__ = [
-    "LoaderState",
-    "OpSpec",
-    "PlanError",
-    "PlanSpec",
-    "RankSlice",
-    "ShuffleSpec",
-    "StateMismatchError",
-    "Tail",
-    "batch_rows",
-    "canonical_spec",
-    "parse_spec",
-    "plan_hash",
-    "rank_rows",
-    "rank_slice",
-    "step_count",
-]
 
 SPEC_VERSION = 1
 MAX_OPS = 256

@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshwire.plan.loader_state import MAX_BATCH, MAX_WORLD, checked_hash
-from meshwire.strict_json import canonical_json, checked_integer, checked_object, required_field
+from meshwire.plan.rank_slices import MAX_BATCH, MAX_WORLD
+from meshwire.strict_json import canonical_json, checked_hash, checked_integer, checked_object, required_field
 from meshwire.views.numbered_keys import KeyLevel, NumberedKeys
 from meshwire.views.view_fields import checked_also, checked_source
 

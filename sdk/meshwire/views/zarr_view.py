@@ -17,13 +17,14 @@ import numpy as np
 
 from meshwire.checksums.crc import crc32c
 from meshwire.dataset.fields import fields_document, parse_fields
-from meshwire.plan.loader_state import checked_hash
-from meshwire.plan.plan_spec import PlanSpec, ShuffleSpec, parse_spec, spec_document
+from meshwire.plan.plan_spec import PlanSpec, parse_spec, spec_document
+from meshwire.plan.shuffle import ShuffleSpec
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
     canonical_json,
     checked_choice,
+    checked_hash,
     checked_integer,
     checked_number,
     checked_object,

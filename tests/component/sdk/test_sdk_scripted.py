@@ -25,7 +25,7 @@ from meshsdk import ops
 from meshsdk.errors import AccessError
 from meshwire.errors import S3Error
 from meshwire.frame import tensor_frame
-from meshwire.plan import plan_spec
+from meshwire.plan import plan_spec, rank_slices
 from meshwire.plan.shuffle import shuffle_order
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import read_claim, verify
@@ -109,7 +109,7 @@ class ScriptedMesh:
     def frame(self, plan: str, epoch: int, step: int, query: dict[str, str]) -> bytes:
         spec = self.plans[plan]
         rank, world, batch, origin = (int(query[name]) for name in ("rank", "world", "batch", "origin"))
-        part = plan_spec.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
+        part = rank_slices.rank_slice(self.samples, batch, origin, step, rank, world, spec.tail)
         starts = np.linspace(0, self.samples, 5, dtype=np.int64)
         samples = shuffle_order(spec.shuffle, starts, spec.seed, epoch).samples_at(part.positions)
         metadata = {"version": "1", "plan": plan, "epoch": str(epoch), "step": str(step)}

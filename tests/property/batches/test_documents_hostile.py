@@ -23,7 +23,9 @@ from meshwire.frame.tensor_frame import (
     tensor_views,
     verify_frame,
 )
-from meshwire.plan.plan_spec import LoaderState, PlanError, PlanSpec, canonical_spec, parse_spec, plan_hash
+from meshwire.plan.loader_state import LoaderState
+from meshwire.plan.plan_spec import PlanSpec, canonical_spec, parse_spec, plan_hash
+from meshwire.strict_json import PlanError
 from tests.support.paged_snapshots import build_from_tars
 
 json_values = st.recursive(

@@ -23,7 +23,8 @@ from meshwire.plan.mix import (
     segments,
     shares,
 )
-from meshwire.plan.plan_spec import ShuffleSpec, canonical_spec, parse_spec
+from meshwire.plan.plan_spec import canonical_spec, parse_spec
+from meshwire.plan.shuffle import ShuffleSpec
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:

@@ -21,11 +21,12 @@ from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshwire.dataset.fields import parse_fields
 from meshwire.dataset.paged_snapshot import PagedSnapshot
-from meshwire.plan.plan_spec import parse_spec, step_count
+from meshwire.plan.plan_spec import parse_spec
+from meshwire.plan.rank_slices import step_count
 from tests.support.paged_snapshots import MemoryPages
 
 if TYPE_CHECKING:
-    from meshwire.plan.plan_spec import Tail
+    from meshwire.plan.rank_slices import Tail
 
 
 def plan_of(samples: int, tail: str = "pad") -> Plan:

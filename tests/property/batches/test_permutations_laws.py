@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.plan.plan_spec import ShuffleSpec
-from meshwire.plan.shuffle import BlocksOrder, Feistel, GlobalOrder, StoredOrder, shuffle_order
+from meshwire.plan.shuffle import BlocksOrder, Feistel, GlobalOrder, ShuffleSpec, StoredOrder, shuffle_order
 
 keys = st.integers(0, 2**64 - 1)
 shard_sizes = st.lists(st.integers(0, 40), min_size=1, max_size=30)

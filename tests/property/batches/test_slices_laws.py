@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.plan.loader_state import TAILS
-from meshwire.plan.plan_spec import PlanError, batch_rows, rank_slice, step_count
+from meshwire.plan.rank_slices import TAILS, batch_rows, rank_slice, step_count
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from meshwire.plan.loader_state import Tail
+    from meshwire.plan.rank_slices import Tail
 
 sizes = st.integers(0, 300)
 batches = st.integers(1, 80)

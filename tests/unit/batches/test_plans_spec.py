@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from meshwire.plan.plan_spec import (
-    OpSpec,
-    PlanError,
-    PlanSpec,
-    ShuffleSpec,
-    canonical_spec,
-    parse_spec,
-    plan_hash,
-    spec_document,
-)
-from meshwire.strict_json import MAX_DOCUMENT_BYTES
+from meshwire.plan.plan_spec import OpSpec, PlanSpec, canonical_spec, parse_spec, plan_hash, spec_document
+from meshwire.plan.shuffle import ShuffleSpec
+from meshwire.strict_json import MAX_DOCUMENT_BYTES, PlanError
 
 SNAPSHOT = "ab" * 32
 FULL: dict[str, Any] = {

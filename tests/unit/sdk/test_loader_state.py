@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from meshwire.plan.plan_spec import LoaderState, PlanError, StateMismatchError
+from meshwire.plan.loader_state import LoaderState, StateMismatchError
+from meshwire.strict_json import PlanError
 
 PLAN, SNAPSHOT, OTHER = "ab" * 32, "cd" * 32, "ef" * 32
 STATE = LoaderState(PLAN, SNAPSHOT, seed=7, epoch=3, position=12_288, skips=2)

@@ -13,11 +13,11 @@ from meshsdk.client.retry import RetryQueue
 from meshsdk.client.settings import Endpoint, RenewableKeys
 from meshsdk.errors import ConnectError
 from meshsdk.loader.epoch_iterator import Position
-from meshwire.plan.plan_spec import LoaderState
+from meshwire.plan.loader_state import LoaderState
 from meshwire.sigv4 import Credential
 
 if TYPE_CHECKING:
-    from meshwire.plan.loader_state import Tail
+    from meshwire.plan.rank_slices import Tail
 
 START = Position(LoaderState("a" * 64, "b" * 64, 7), positions=100, batch=10, tail="pad")
 

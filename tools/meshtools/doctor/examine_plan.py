@@ -26,7 +26,8 @@ from meshsdk.loader.output_stage import NumpyStage
 from meshtools.doctor.advice import Diagnosis, PlanFacts, advise, disk_notes
 from meshtools.doctor.measurement_runs import MeasurementRuns
 from meshtools.doctor.stage_times import TITLES, split
-from meshwire.plan.plan_spec import PlanError, parse_spec
+from meshwire.plan.plan_spec import parse_spec
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
