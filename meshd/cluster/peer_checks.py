@@ -53,18 +53,18 @@ class ProbeResult:
     map_format: int = 1
 
 
-async def probe_map_version(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
+async def probe_map_version(node: Node) -> int | None:
     """Returns the map version of a node (0 if it does not send one); None if it does not answer."""
     with suppress(ConnectionRefusedError):
-        answer = await _probe_within(node, max_wait)
+        answer = await _probe_within(node, PROBE_TIMEOUT)
         return None if answer is None else answer.version
     return None
 
 
-async def probe_map_format(node: Node, max_wait: float = PROBE_TIMEOUT) -> int | None:
+async def probe_map_format(node: Node) -> int | None:
     """Returns the newest form of a map that a node reads; None if it does not answer."""
     with suppress(ConnectionRefusedError):
-        answer = await _probe_within(node, max_wait)
+        answer = await _probe_within(node, PROBE_TIMEOUT)
         return None if answer is None else answer.map_format
     return None
 

@@ -17,8 +17,6 @@ from meshd.telemetry.activity import collect_activity
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
@@ -78,10 +76,8 @@ class ActivityService:
         peers: PeerClient,
         history: ActivityHistory,
         clock: Clock,
-        collect: Callable[[], dict[str, Any]] = collect_activity,
     ) -> None:
         self._mesh, self._peers, self._history, self._clock = mesh, peers, history, clock
-        self._collect = collect
         self._own: dict[str, Any] = {}
         self._collected = float("-inf")
         self._lock = asyncio.Lock()
@@ -94,7 +90,7 @@ class ActivityService:
         if wanted, `history`."""
         async with self._lock:
             if self._clock.monotonic() - self._collected >= _FRESH:
-                self._own = {"time": self._clock.now_ms(), **await asyncio.to_thread(self._collect)}
+                self._own = {"time": self._clock.now_ms(), **await asyncio.to_thread(collect_activity)}
                 self._collected = self._clock.monotonic()
         if history:
             return {**self._own, "history": await asyncio.to_thread(self._history.read)}

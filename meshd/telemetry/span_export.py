@@ -72,11 +72,10 @@ class OtlpSink:
         node_id: str,
         process: str,
         stopped: threading.Event | None = None,
-        env: Mapping[str, str] = os.environ,
     ) -> None:
         def variable(name: str, default: str = "") -> str:
-            general = env.get(f"OTEL_EXPORTER_OTLP_{name}") or default
-            return env.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or general
+            general = os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+            return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or general
 
         self._url, self._stopped = settings.traces_url, stopped or threading.Event()
         self._timeout = float(variable("TIMEOUT", "10"))
@@ -91,8 +90,8 @@ class OtlpSink:
         context = ssl.create_default_context(cafile=variable("CERTIFICATE") or None)
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
         self._resource: dict[str, Value] = {
-            **parse_pairs(env.get("OTEL_RESOURCE_ATTRIBUTES", "")),
-            "service.name": env.get("OTEL_SERVICE_NAME") or "meshd",
+            **parse_pairs(os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")),
+            "service.name": os.environ.get("OTEL_SERVICE_NAME") or "meshd",
             "service.version": RELEASE,
             "service.instance.id": node_id,
             "shardmesh.process": process,

@@ -43,8 +43,7 @@ _NO_DRAWS = KeyedRandom(0, 0, 0)
 class BlockCopier:
     """Copies blocks into frames; keeps recent files mapped. One per connection of a transform process."""
 
-    def __init__(self, limit: int = _MAPPED_FILES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._mapped: OrderedDict[str, npt.NDArray[np.uint8]] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -106,7 +105,7 @@ class BlockCopier:
             if path.startswith(PROC_PREFIX):
                 raise SourceGoneError(f"{path} is the memory of another process")
             found = self._mapped[path] = _map(path)
-            if len(self._mapped) > self._limit:
+            if len(self._mapped) > _MAPPED_FILES:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(path)
         return found

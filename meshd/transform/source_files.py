@@ -1,6 +1,6 @@
 """Source files: sample bytes, read with pread from the store's data files.
 
-Invariant: at most `limit` files are open. A short read is an error, never a short sample, and bytes
+Invariant: at most OPEN_FILES files are open. A short read is an error, never a short sample, and bytes
 with a known checksum are verified.
 """
 
@@ -23,6 +23,7 @@ Pieces = tuple[Piece, ...]
 AssetPlace = tuple[str, Pieces]
 """(sha256 in hex, the pieces that hold the bytes)."""
 
+OPEN_FILES: Final = 128
 READAHEAD_BYTES: Final = 16 << 20  # bytes
 PROC_PREFIX = "/proc/"
 """Memory of another process. It is not kept open, because its descriptor number is soon reused."""
@@ -39,8 +40,7 @@ class SourceDamagedError(OSError):
 class SourceFiles:
     """Open files by path; closes the least recently used first. Not thread-safe."""
 
-    def __init__(self, limit: int = 128) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class SourceFiles:
             self._open.move_to_end(path)
             return fd
         fd = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if len(self._open) > self._limit:
+        if len(self._open) > OPEN_FILES:
             os.close(self._open.popitem(last=False)[1])
         return fd
 

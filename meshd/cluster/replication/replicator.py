@@ -149,7 +149,7 @@ RECEIVE_BATCH: Final = PeerCall(
 
 
 class Replicator:
-    """Sends changes and data to the replicas. One per process. `patience`: seconds, see WRITE_TIMEOUT."""
+    """Sends changes and data to the replicas. One per process."""
 
     def __init__(
         self,
@@ -157,10 +157,9 @@ class Replicator:
         peers: PeerClient,
         store: ObjectStore,
         clock: Clock,
-        patience: float = WRITE_TIMEOUT,
     ) -> None:
         self._mesh, self._peers, self._store, self._clock = mesh, peers, store, clock
-        self.timeout = patience
+        self.timeout = WRITE_TIMEOUT
         self.full = FullNodes(clock)
         self._failed: dict[tuple[str, str], float] = {}  # (node, why) → time of the last failure (monotonic)
         # by node, bucket, key and successor's stamp, so that no caller joins a transfer of an older one

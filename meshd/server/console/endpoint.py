@@ -67,10 +67,9 @@ class ConsoleEndpoint:
         deps: ServerServices,
         sessions: ConsoleSessions,
         native: NativeRoutes,
-        files: StaticFiles | None = None,
     ) -> None:
         self._deps, self._sessions = deps, sessions
-        self._files = StaticFiles() if files is None else files
+        self._files = StaticFiles()
         self._signer = SessionSigner(deps.clock, deps.http, deps.region)
         self._streams = EventStreams(sessions, self._signer, native.respond, deps.clock)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Extent, Record
 
 _log = logging.getLogger(__name__)
+_OPEN_FILES = 256
 _SWEEP_EVERY = 64
 
 
@@ -59,8 +60,8 @@ def split_range(extents: Sequence[Extent], offset: int, length: int) -> list[tup
 class ExtentReader:
     """Reads extents. Used by one thread (the event loop)."""
 
-    def __init__(self, disks: Disks, *, small: int, limit: int = 256) -> None:
-        self._disks, self._small, self._limit = disks, small, limit
+    def __init__(self, disks: Disks, *, small: int) -> None:
+        self._disks, self._small = disks, small
         self._cache: OrderedDict[int, _Handle] = OrderedDict()
         self._opened = 0
 
@@ -217,7 +218,7 @@ class ExtentReader:
         self._opened += 1
         if self._opened % _SWEEP_EVERY == 0:
             self.forget_deleted()
-        while len(self._cache) > self._limit:
+        while len(self._cache) > _OPEN_FILES:
             self._drop(next(iter(self._cache)))
 
     def _drop(self, file: int) -> None:

@@ -331,12 +331,10 @@ class Index:
     def delete_upload(self, txn: Any, upload: Upload) -> None:
         self.uploads.delete(txn, upload_key(upload.bucket, upload.key, upload.upload_id))
 
-    def all_uploads(
-        self, txn: Any, start: bytes = b"", prefix: bytes = b""
-    ) -> Iterator[tuple[bytes, Upload]]:
-        """Yields (index key, upload) in order of (bucket, key, id)."""
-        for name, raw in self.uploads.items(txn, start, prefix):
-            yield name, _upload(raw)
+    def all_uploads(self, txn: Any) -> Iterator[Upload]:
+        """Yields the uploads in order of (bucket, key, id)."""
+        for _, raw in self.uploads.items(txn, b"", b""):
+            yield _upload(raw)
 
     def get_part(self, txn: Any, upload_id: str, number: int) -> UploadedPart | None:
         raw = txn.get(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)

@@ -56,6 +56,7 @@ def drain_damage_reports(wanted: Callable[[Extent], bool]) -> list[Extent]:
 
 _PIECE: Final = 1 << 20
 _KNOWN: Final = 100_000
+_REMEMBERED_SECONDS: Final = 600.0
 
 
 def covers_whole_extent(span: Span) -> bool:
@@ -184,11 +185,11 @@ class VerifiedExtents:
 
 
 class ExpiringVerifiedExtents:
-    """Verified extents of a process that runs job after job, forgotten every `seconds`, because verified data
-    may rot later."""
+    """Verified extents of a process that runs job after job, forgotten every ten minutes: verified data may
+    rot later."""
 
-    def __init__(self, clock: Clock, seconds: float = 600.0) -> None:
-        self._clock, self._seconds = clock, seconds
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._verified, self._since = VerifiedExtents(), clock.monotonic()
 
     def __repr__(self) -> str:
@@ -196,7 +197,7 @@ class ExpiringVerifiedExtents:
 
     def current(self) -> VerifiedExtents:
         """Returns the set to use for one job."""
-        if self._clock.monotonic() - self._since > self._seconds:
+        if self._clock.monotonic() - self._since > _REMEMBERED_SECONDS:
             self._verified, self._since = VerifiedExtents(), self._clock.monotonic()
         return self._verified
 

@@ -134,7 +134,7 @@ class Checker:
                 )
             for extent in record.used_extents:
                 claims.add(extent)
-        for _, upload in self._index.all_uploads(txn):
+        for upload in self._index.all_uploads(txn):
             if upload.place is not None:
                 claims.add(upload.place)
         for _, part in self._index.all_parts(txn):

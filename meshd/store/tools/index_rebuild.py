@@ -328,7 +328,7 @@ class IndexRebuilder:
         }
 
     def _drop_ended(self, txn: Any) -> None:
-        uploads = [upload for _, upload in self.index.all_uploads(txn)]
+        uploads = list(self.index.all_uploads(txn))
         running = set()
         for upload in uploads:
             if txn.get(upload.upload_id.encode(), db=self._ended) is None:
@@ -365,7 +365,7 @@ class IndexRebuilder:
     def _used(self, txn: Any) -> Iterable[Extent]:
         for _, record in self.index.all_records(txn):
             yield from record.used_extents
-        for _, upload in self.index.all_uploads(txn):
+        for upload in self.index.all_uploads(txn):
             if upload.place is not None:
                 yield upload.place
         for _, part in self.index.all_parts(txn):

@@ -11,7 +11,7 @@ import json
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -222,7 +222,7 @@ def exit_code(error: MeshError) -> int:
     return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
 
 
-def report_error(error: MeshError, *, as_json: bool, stream: IO[str] | None = None) -> None:
+def report_error(error: MeshError, *, as_json: bool) -> None:
     """Print an error on stderr."""
     code = error.code if isinstance(error, ServerError) else type(error).__name__
     told = str(error)
@@ -231,4 +231,4 @@ def report_error(error: MeshError, *, as_json: bool, stream: IO[str] | None = No
 
         told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
     line = json.dumps({"error": code, "message": told}) if as_json else f"mesh: {told}"
-    click.echo(line, file=stream or sys.stderr)
+    click.echo(line, err=True)

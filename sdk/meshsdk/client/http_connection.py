@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
+_MAX_IDLE = 16
 
 
 class Connection:
@@ -350,11 +351,10 @@ class Pool:
     Thread-safe; a forked child starts with an empty pool.
     """
 
-    def __init__(self, endpoint: Endpoint, timeout: float, max_idle: int = 16) -> None:
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
         self.endpoint = endpoint
         self.timeout = timeout
         self._idle: deque[Connection] = deque(maxlen=None)
-        self._max_idle = max_idle
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, _close_all, self._idle)
 
@@ -377,7 +377,7 @@ class Pool:
 
     def release(self, connection: Connection) -> None:
         """Return a connection to the pool; its last response must have been read to the end."""
-        if len(self._idle) < self._max_idle and self._pid == os.getpid():
+        if len(self._idle) < _MAX_IDLE and self._pid == os.getpid():
             self._idle.append(connection)
         else:
             connection.close()
@@ -390,4 +390,4 @@ class Pool:
         return f"Pool({self.endpoint}, {len(self._idle)} idle)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.endpoint, self.timeout, self._max_idle)
+        return type(self), (self.endpoint, self.timeout, _MAX_IDLE)

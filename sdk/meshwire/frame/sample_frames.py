@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshwire.frame.tensor_frame import Buffer, FrameHeader, FrameLayout
+    from meshwire.frame.tensor_frame import Buffer, FrameLayout
 
 CONTENT_TYPE = "application/vnd.shardmesh.samples"
 BLOB_ALIGNMENT = 64
@@ -121,9 +121,9 @@ class SampleFrame:
 
     __slots__ = ("_index", "_names", "blobs", "crc32c", "metadata", "status")
 
-    def __init__(self, frame: Buffer, header: FrameHeader | None = None) -> None:
+    def __init__(self, frame: Buffer) -> None:
         """Raises FrameError unless `frame` is a complete sample frame whose index stays within its blobs."""
-        parsed = header or parse_frame_header(frame)
+        parsed = parse_frame_header(frame)
         arrays = tensor_views(frame, parsed)
         try:
             index, self.blobs = arrays[INDEX], arrays[BLOBS]

@@ -47,7 +47,6 @@ class ChunkedDecoder:
         verified: Verified | None,
         trailer_names: Collection[str] = (),
         decoded_length: int | None = None,
-        max_line: int = MAX_LINE,
     ) -> None:
         self._signed = payload_hash.startswith("STREAMING-AWS4-HMAC-SHA256-PAYLOAD")
         self._with_trailer = payload_hash.endswith("-TRAILER")
@@ -64,7 +63,6 @@ class ChunkedDecoder:
         self._chain = _Chain(verified) if self._signed and verified is not None else None
         self._expected = frozenset(name.lower() for name in trailer_names)
         self._decoded_length = decoded_length
-        self._max_line = max_line
         self._line = bytearray()
         self._step: _Step = self._read_header
         self._remaining = 0
@@ -96,13 +94,11 @@ class ChunkedDecoder:
     def _read_line(self, data: bytes, position: int) -> tuple[int, bytes | None]:
         """Return (new position, line without its end), or None for an incomplete line. A bare LF also ends
         a line: the trailers in S3's documentation use it."""
-        limit = position + self._max_line + 2 - len(self._line)
+        limit = position + MAX_LINE + 2 - len(self._line)
         end = data.find(b"\n", position, limit)
         if end < 0:
             if len(data) >= limit:
-                raise S3Error(
-                    "InvalidRequest", f"A line of the aws-chunked body exceeds {self._max_line} bytes."
-                )
+                raise S3Error("InvalidRequest", f"A line of the aws-chunked body exceeds {MAX_LINE} bytes.")
             self._line += data[position:]
             return len(data), None
         line = data[position:end]

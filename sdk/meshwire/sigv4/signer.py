@@ -226,7 +226,6 @@ def presign(
     expires: int,
     timestamp: datetime | int,
     headers: Mapping[str, str] = _NOTHING,
-    service: str = "s3",
 ) -> str:
     """Return `url` with a signature in its query, valid for `expires` seconds from `timestamp`.
 
@@ -237,7 +236,7 @@ def presign(
         raise ValueError(f"a presigned URL can be valid for 1 to {MAX_EXPIRES} seconds, not {expires}")
     parts = urlsplit(url)
     stamp = _stamp(timestamp)
-    scope = Scope(stamp[:8], region, service)
+    scope = Scope(stamp[:8], region, "s3")
     wire_headers = {"host": parts.netloc.rpartition("@")[2], **headers}
     signed = tuple(sorted(wire_headers))
     query = _presigned_query(parts.query, credential, scope, stamp, expires, signed)

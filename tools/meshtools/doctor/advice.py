@@ -26,6 +26,7 @@ _BUSY: Final = 0.8  # of a core: above it, the receiving thread is the limit
 _CHECKING: Final = 0.1  # share of the client's CPU time that checksums take
 MANY_SEEKS: Final = 0.3
 """Seeks per sample above which rotational disks seek too often. 1 is one for every sample."""
+_REPORT_WIDTH: Final = 100  # characters
 _FULL: Final = 0.5  # share of the time spent receiving: above it, more requests in flight do not help
 
 
@@ -258,7 +259,7 @@ class Diagnosis:
         }
 
 
-def render_report(found: Diagnosis, width: int = 100) -> str:
+def render_report(found: Diagnosis) -> str:
     """Returns the table and the conclusions as text."""
     from rich.console import Console
     from rich.table import Table
@@ -276,7 +277,7 @@ def render_report(found: Diagnosis, width: int = 100) -> str:
         stall = "" if stage == "compute" else f"{1000 * seconds:.1f} ms"
         table.add_row(_WITH[stage], f"{1000 * reached:.1f} ms", rate, stall, f"{split.share(stage):.0%}")
     out = io.StringIO()
-    Console(file=out, width=width).print(table)
+    Console(file=out, width=_REPORT_WIDTH).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     return "\n".join([*lines, "", *_words(found)])
 
