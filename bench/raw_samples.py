@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=_ROWS, help="of a batch")
     parser.add_argument("--batches", type=int, help="of each epoch; default: all")
     parser.add_argument("--beside", type=int, metavar="LINES", help="compare with files of so many lines")
-    parser.add_argument("--rounds", type=int, default=6, help="of --beside, after one that does not count")
+    parser.add_argument("--rounds", type=int, default=10, help="of --beside, after one that does not count")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--checkout", type=Path, help="another checkout, whose daemon is measured")
     given = parser.parse_args()
@@ -148,15 +148,17 @@ def _compare(daemon: Daemon, given: argparse.Namespace) -> None:
         done = _read(daemon, loaders[name], number, batches, given.rows)
         if number:  # the first round maps files and opens pages
             found[name].append(done)
-    middle = {
-        name: (statistics.median(one.rate for one in rounds), statistics.median(one.cost for one in rounds))
-        for name, rounds in found.items()
-    }
-    for name, (rate, cost) in middle.items():
-        print(f"{name}: {rate:,.0f}/s, {cost:.2f} us of the daemon's CPU a sample, medians of {given.rounds}")
-    rate, cost = (100 * (middle[many][place] / middle[few][place] - 1) for place in (0, 1))
-    bar = verdict(abs(rate), _APART, at_most=True)
-    print(f"{many} beside {few}: rate {rate:+.1f} % (apart {bar}), the daemon's CPU a sample {cost:+.1f} %")
+    rates, costs = dict[str, float](), dict[str, float]()
+    for name, rounds in found.items():
+        rates[name] = statistics.median(done.rate for done in rounds)
+        # The clock of CPU time has ticks of 10 ms, which is much of one round.
+        costs[name] = sum(done.cpu for done in rounds) / sum(done.rows for done in rounds) * 1e6
+        cost = f"{costs[name]:.2f} us of the daemon's CPU a sample"
+        print(f"{name}: {rates[name]:,.0f}/s, the median of {given.rounds} rounds; {cost}")
+    apart = 100 * (rates[many] / rates[few] - 1)
+    bar = verdict(abs(apart), _APART, at_most=True)
+    dearer = costs[many] / costs[few] if costs[few] else 1.0
+    print(f"{many} beside {few}: rate {apart:+.1f} % (apart {bar}), {dearer:.2f} times the CPU a sample")
 
 
 if __name__ == "__main__":
