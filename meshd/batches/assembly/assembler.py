@@ -310,7 +310,7 @@ class Assembler:
                 arrivals = await self._read_batch_ahead(plan, snapshot, step, kept_bytes)
                 await arrivals.until_read()
             with self._admission(_admitted_rows(plan, snapshot, count), size):
-                rows = [self._row_lookup.rows_at(step, plan, snapshot) for step in steps]
+                rows = self._row_lookup.rows_of_steps(steps, plan, snapshot)
                 samples = np.concatenate([each.samples for each in rows])
                 await self._prefetcher.open_now(snapshot, samples)
                 frames = await SeriesBuilder(self._context, plan, snapshot, fields, steps, rows).build()

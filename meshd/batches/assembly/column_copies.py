@@ -93,6 +93,7 @@ class RowPlaces:
         apart = [(number,) for number in range(len(fields))]
         self.groups = apart if self.whole_objects else [*([fixed] if fixed else []), *ragged]
         self.distances = self._record_distances(fixed)
+        self._last: tuple[Numbers, dict[int, Numbers]] | None = None
 
     def __repr__(self) -> str:
         return f"<RowPlaces of {len(self.fields)} fields>"
@@ -118,9 +119,11 @@ class RowPlaces:
         return {number: self._columns[number].offsets_at(samples) for number in wanted}
 
     def lengths(self, samples: Numbers) -> dict[int, Numbers]:
-        """Return the lengths of ragged fields, by their number."""
-        ragged = [number for number, field in enumerate(self.fields) if not field.width]
-        return {number: self._columns[number].lengths_at(samples) for number in ragged}
+        """Return the lengths of ragged fields, by their number; of the same array as before at once."""
+        if self._last is None or self._last[0] is not samples:
+            ragged = [number for number, field in enumerate(self.fields) if not field.width]
+            self._last = samples, {number: self._columns[number].lengths_at(samples) for number in ragged}
+        return self._last[1]
 
     def good_rows(self, samples: Numbers, lengths: Mapping[int, Numbers]) -> npt.NDArray[np.bool_]:
         """Return for each sample whether a block may have it: its fields have the expected lengths, and are
@@ -265,19 +268,24 @@ class ColumnCopies:
 class _Found(NamedTuple):
     """Where ranges of objects are, one for each row: the file in which each begins, the distance from an
     offset in the object to one in the file, and whether the range is within one extent. `sums`: the crc32c
-    of those that are a whole extent, -1 for others."""
+    of those that are a whole extent, -1 for others; None if all are others."""
 
     files: Numbers
     shifts: Numbers
     fits: npt.NDArray[np.bool_]
-    sums: Numbers
+    sums: Numbers | None = None
 
     def select(self, rows: npt.NDArray[np.bool_]) -> _Found:
-        return _Found(self.files[rows], self.shifts[rows], self.fits[rows], self.sums[rows])
+        if rows.all():
+            return self
+        sums = None if self.sums is None else self.sums[rows]
+        return _Found(self.files[rows], self.shifts[rows], self.fits[rows], sums)
 
     def known_sums(self) -> bytes:
         """Return the checksums as a message has them, nothing if there is none."""
-        return self.sums.astype("<i8").tobytes() if bool((self.sums >= 0).any()) else b""
+        if self.sums is None or not bool((self.sums >= 0).any()):
+            return b""
+        return self.sums.astype("<i8").tobytes()
 
 
 class _Files:
@@ -313,7 +321,7 @@ class _Files:
         """Return where a range of the object of each row is. `checked`: whether a range can be compared with
         a checksum; otherwise a whole extent, which has one, is left to be rendered."""
         if not self._owner.size:
-            return _Found(rows, rows, np.zeros(rows.size, np.bool_), rows)
+            return _Found(rows, rows, np.zeros(rows.size, np.bool_))
         owner = self._which[group if len(self._which) > 1 else 0][rows]
         first = self._first[owner]
         begins, ends = begins + first, ends + first
@@ -324,6 +332,5 @@ class _Files:
         stop = self._bounds[which + 1]
         whole = (begins == self._bounds[which]) & (ends == stop)
         fits = (self._owner[which] == owner) & (ends <= stop) & (checked | ~whole)
-        return _Found(
-            self._file[which], self._shift[which] + first, fits, np.where(whole, self._sums[which], -1)
-        )
+        sums = np.where(whole, self._sums[which], -1) if whole.any() else None
+        return _Found(self._file[which], self._shift[which] + first, fits, sums)

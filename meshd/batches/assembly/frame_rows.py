@@ -25,7 +25,7 @@ from meshwire.plan.rank_slices import batch_rows, rank_rows, rank_slice
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
 
 MAX_FRAME_ROWS = 1 << 18
 _ORDERS = 64
-_RUN = (
-    8192  # positions that are looked up together: batches follow each other, and a call costs more than a row
-)
-_RUNS = 64
+# Positions that are looked up together: batches follow each other, and a call costs more than a row.
+_RUN = 16384
+_RUNS = 32
 _AT_A_TIME = 1024
 
 
@@ -106,6 +105,28 @@ class RowLookup:
         if plan.pairs is not None:
             rows.partners = _mix_partners(rows.positions, plan.positions, order.samples_at)
         return rows
+
+    def rows_of_steps(
+        self, steps: Sequence[FrameAddress], plan: Plan, within: Snapshot | PackTable
+    ) -> list[Rows]:
+        """Return the rows of consecutive steps, as `rows_at` does, looked up together if they are whole
+        batches of one rank. Nobody may change them. Raises BatchError InvalidPlan."""
+        first, batch = steps[0], steps[0].batch
+        begin = first.origin + first.step * batch
+        count = len(steps) * batch
+        if first.world > 1 or plan.pairs is not None or begin + count > plan.positions:
+            return [self.rows_at(step, plan, within) for step in steps]
+        positions = np.arange(begin, begin + count, dtype=np.int64)
+        samples = self._samples_at(self._order(plan, within, first.epoch), positions)
+        whole = new_rows(positions, samples)
+        return [
+            Rows(
+                whole.positions[start : start + batch],
+                whole.samples[start : start + batch],
+                whole.status[start : start + batch],
+            )
+            for start in range(0, count, batch)
+        ]
 
     def _samples_at(self, order: SampleOrder, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the samples at the positions of a frame, which mostly follow each other."""
