@@ -16,6 +16,7 @@ from tests.e2e import (
     data_scenes,
     failure_scenes,
     monitoring_scenes,
+    network_scenes,
     operator_kill_scenes,
     release_scenes,
     scaling_scenes,
@@ -53,6 +54,7 @@ def play_on_one_release(stage: Stage) -> None:
     client_scenes.assume_role(stage)
     if options.prometheus:
         monitoring_scenes.fill_dashboards(stage)
+        monitoring_scenes.expect_silence(stage)
     client_scenes.upgrade(stage, epoch)
     failure_scenes.bad_image(stage)
     failure_scenes.delete_pod(stage)
@@ -62,6 +64,8 @@ def play_on_one_release(stage: Stage) -> None:
     scaling_scenes.drain(stage)
     if options.outside:
         service_scenes.traffic_policies(stage)
+    if options.on_node:
+        network_scenes.connections(stage)
     if options.crash:
         failure_scenes.lose_node(stage, "power cut", options.crash, options.restore)
     if options.cut:
@@ -84,6 +88,8 @@ def play_on_one_release(stage: Stage) -> None:
     if options.prometheus:
         monitoring_scenes.expect_alerts_at_once(stage)
     release_scenes.reinstall(stage)
+    if options.prometheus:
+        monitoring_scenes.tell_alerts(stage)
 
 
 def tell_rights(stage: Stage) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightkube import ApiError, Client, KubeConfig
+from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Event, Namespace, Pod
+from lightkube.resources.core_v1 import Event, Namespace, Pod, ServiceAccountToken
 from lightkube.types import PatchType
 
 from tests.kubernetes.scenes import MeshCluster
@@ -154,6 +155,12 @@ class RealCluster:
         uid = self.kube.get(Pod, name).metadata.uid
         self.kube.delete(Pod, name, grace_period=0)
         self.until(lambda: uid not in {pod.metadata.uid for pod in self.kube.list(Pod)}, f"{name} is gone")
+
+    def token(self, account: str, audience: str) -> str:
+        """Return a token of a service account, as a kubelet requests it for a pod."""
+        wanted = TokenRequestSpec(audiences=[audience], expirationSeconds=3600)
+        made = self.kube.create(ServiceAccountToken(metadata=ObjectMeta(), spec=wanted), account)
+        return str(made.status.token)
 
     def describe(self) -> str:
         """Return what one would look at: the mesh's status, pods and last events."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from base64 import b64decode
+import sys
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import Event, Secret, Service
+from lightkube.resources.core_v1 import Event, Service
 from lightkube.types import PatchType
 
 from tests.e2e.cluster_client import EndToEndError
@@ -20,7 +21,7 @@ from tests.e2e.stage import DAEMONS
 from tests.e2e.storage_scenes import second_namespace
 from tests.monitoring.node_work import work
 from tests.monitoring.scraping import Prometheus
-from tests.monitoring.shipped_files import ROOT, RULES, panel_expressions
+from tests.monitoring.shipped_files import ALERTS, ROOT, RULES, panel_expressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,9 @@ OF_FAILURES = {"ShardmeshNodeDown", "ShardmeshNodeAway"}
 """They fire where a daemon with a bad image, or on a lost node, is away for two minutes: on slow machines."""
 OF_KILLS = {"ShardmeshPodsNotAdmitted", "ShardmeshOriginFails"}
 """They may fire where the operator is killed: for a pod without webhook, for a source without keys."""
+WHILE_ALL_IS_WELL = {"ShardmeshOriginFails"}
+"""It may fire for a source, before the kubelets have delivered its keys."""
+HOW = (("", False), ("without its `for:` ", True))
 OF_A_FULL_DISK = {"ShardmeshDiskFull", "ShardmeshDiskFills", "ShardmeshErrors", "ShardmeshWritesRefused"}
 """They may fire in the second mesh, of which a disk is full for a while."""
 
@@ -88,11 +92,8 @@ def fill_dashboards(stage: Stage) -> None:
     """Do a little of everything, until every expression of the dashboards gives something."""
     cluster, found = stage.cluster, stage.prometheus
     with stage.step("a little of everything, until every panel of the dashboards has data") as told:
-        keys = cluster.kube.get(Secret, "mesh-root").to_dict()["data"]
-        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-        access, secret = (b64decode(keys[name]).decode() for name in names)
         address = cluster.kube.get(Service, "mesh-s3").spec.clusterIP
-        work(f"http://{address}:9000", access, secret)
+        work(f"http://{address}:9000", *stage.root_keys().values())
         expressions = panel_expressions(may_be_empty=False)
         empty = set(expressions)
 
@@ -105,6 +106,37 @@ def fill_dashboards(stage: Stage) -> None:
         except EndToEndError as error:
             raise EndToEndError(f"panels without data: {sorted(empty)}") from error
         told["expressions"] = len(expressions)
+
+
+def expect_silence(stage: Stage) -> None:
+    """Raise EndToEndError if an alert would have fired, even without its `for:`, while all was well."""
+    with stage.step("alerts that would have fired until now without their `for:`, all being well") as told:
+        fired = fired_at_once(stage)
+        told["alerts"] = ", ".join(sorted(fired)) or "none"
+    if wrong := fired - WHILE_ALL_IS_WELL:
+        raise EndToEndError(f"alerts while all is well: {sorted(wrong)}")
+
+
+def tell_alerts(stage: Stage) -> None:
+    """Print in which steps each alert of the chart began to fire, with its `for:` and without, and which
+    never did."""
+    began: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    before = set[tuple[str, bool]]()
+    for name, since, until in stage.timeline:
+        series = f'ALERTS{{alertstate="firing"}}[{max(10.0, until - since):.0f}s] @ {until:.0f}'
+        found = stage.prometheus.query(f"count by (alertname, at_once) (max_over_time({series}))")
+        now = {(each["metric"]["alertname"], "at_once" in each["metric"]) for each in found}
+        for each in sorted(now - before):
+            began[each].append(name)
+        before = now
+    never = []
+    for name in (alert["alert"] for alert in ALERTS):
+        told = [f"{how}{began[name, at_once]}" for how, at_once in HOW if began[name, at_once]]
+        if told:
+            print(f"{name}: {'; '.join(told)}", file=sys.stderr)
+        else:
+            never.append(name.removeprefix("Shardmesh"))
+    print(f"alerts that never fired: {', '.join(never) or 'none'}", file=sys.stderr)
 
 
 def expect_alerts(stage: Stage, expected: str = "") -> None:
@@ -181,6 +213,8 @@ def expect_alerts_at_once(stage: Stage) -> None:
         expected |= {"ClusterUnavailable", "OperatorGone", "PodsNotAdmitted"}
     if options.stop_api:
         expected |= {"ControlStoreLost"}
+    if options.on_node:
+        expected |= {"WritesRefused", "DiskFull"}
     with stage.step("alerts that fired until now, if they had no `for:`") as told:
         fired = {name.removeprefix("Shardmesh") for name in fired_at_once(stage)}
         told["alerts"] = ", ".join(sorted(fired))

@@ -6,11 +6,12 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from base64 import b64decode
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightkube.resources.core_v1 import Node, Secret, Service
+from lightkube.resources.core_v1 import Node, Service
 
+from tests.e2e import outside_scenes
 from tests.e2e.cluster_client import EndToEndError
 from tests.e2e.stage import DAEMONS, MESH_PODS
 from tests.support.boto_sessions import boto_session
@@ -37,6 +38,9 @@ def traffic_policies(stage: Stage) -> None:
         expect(stage, nodes, port, f"{BUCKET}/{KEY}", dict.fromkeys(nodes, 403))
         told["statuses"] = "403 from all"
         stage.tell_load(told)
+    hosts = [f"{address}:{port}" for address in nodes.values()]
+    outside_scenes.behind_nginx(stage, hosts, BUCKET, partial(root_client, stage))
+    outside_scenes.awscli_with_a_role(stage, f"http://{hosts[0]}")
     with stage.step(f"externalTrafficPolicy: Local with {DAEMONS - 1} daemons") as told:
         local = {"serviceType": "LoadBalancer", "externalTrafficPolicy": "Local"}
         cluster.change(s3=local, nodePools=[stage.pool(DAEMONS - 1)])
@@ -73,14 +77,7 @@ def service(stage: Stage) -> Any:
 
 def allow_this_machine(stage: Stage, address: str, port: int) -> None:
     """Store an object that anybody with this machine's address may read."""
-    keys = stage.cluster.kube.get(Secret, "mesh-root").to_dict()["data"]
-    client = boto_session().client(
-        "s3",
-        endpoint_url=f"http://{address}:{port}",
-        aws_access_key_id=b64decode(keys["AWS_ACCESS_KEY_ID"]).decode(),
-        aws_secret_access_key=b64decode(keys["AWS_SECRET_ACCESS_KEY"]).decode(),
-        region_name="us-east-1",
-    )
+    client = root_client(stage, f"http://{address}:{port}")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # sends nothing
         own = sock.getsockname()[0]
@@ -95,6 +92,18 @@ def allow_this_machine(stage: Stage, address: str, port: int) -> None:
     }
     policy = {"Version": "2012-10-17", "Statement": [statement]}
     client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+
+
+def root_client(stage: Stage, endpoint: str) -> Any:
+    """Return a boto3 client with root's keys."""
+    access, secret = stage.root_keys().values()
+    return boto_session().client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=access,
+        aws_secret_access_key=secret,
+        region_name="us-east-1",
+    )
 
 
 def expect(stage: Stage, nodes: dict[str, str], port: int, path: str, wanted: dict[str, int]) -> None:

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lightkube.resources.apps_v1 import Deployment
-from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.core_v1 import Node, Pod, Secret
 
 from tests.e2e.cluster_client import EndToEndError
 from tests.kubernetes.helm_binary import helm
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 DAEMONS = 3
 MESH_PODS = {"shardmesh.io/cluster": "mesh"}
+ROOT_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 NUMBERS = 10**6  # of objects that each thread of load_pod.py may write
 OLDER = 1000  # objects of each thread, written before a failure and read after it
 
@@ -33,10 +35,18 @@ OLDER = 1000  # objects of each thread, written before a failure and read after 
 class Stage:
     """One namespace with the chart's release `mesh`; each scene leaves its mesh whole for the next.
 
-    `figures` has a line for every step that ended, `granted` the rights that the chart gave (rights.py).
+    `figures` has a line for every step that ended, `timeline` when it began and ended, by the wall clock,
+    also of other stages; `granted` the rights that the chart gave (rights.py).
     """
 
-    def __init__(self, options: argparse.Namespace, cluster: RealCluster, place: Path) -> None:
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        cluster: RealCluster,
+        place: Path,
+        timeline: list[tuple[str, float, float]] | None = None,
+    ) -> None:
+        self.timeline = [] if timeline is None else timeline
         self.options, self.cluster, self.place = options, cluster, place
         daemon = f"{options.registry}/meshd"
         self.image, self.next_image = f"{daemon}:{options.tag}", f"{daemon}:{options.next_tag or options.tag}"
@@ -55,8 +65,9 @@ class Stage:
     def step(self, name: str) -> Iterator[dict[str, Any]]:
         """Time a step and print its line; what it puts into the dict is printed with it."""
         print(f"{name} …", file=sys.stderr, flush=True)
-        began, told = time.monotonic(), dict[str, Any]()
+        began, told, since = time.monotonic(), dict[str, Any](), time.time()
         yield told
+        self.timeline.append((name, since, time.time()))
         words = ", ".join(f"{key} {value}" for key, value in told.items())
         self.figures.append((name, f"{time.monotonic() - began:.1f} s" + (f": {words}" if words else "")))
         print(f"  {self.figures[-1][1]}", file=sys.stderr, flush=True)
@@ -97,12 +108,16 @@ class Stage:
     def keys(self, scheme: str = "http") -> list[dict[str, Any]]:
         """Return the environment of a client in a pod: the Service's address, root's keys."""
         endpoint = f"{scheme}://mesh-s3.{self.cluster.namespace}.svc:9000"
-        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         secrets = [
             {"name": name, "valueFrom": {"secretKeyRef": {"name": "mesh-root", "key": name}}}
-            for name in names
+            for name in ROOT_KEYS
         ]
         return [{"name": "MESH_ENDPOINT", "value": endpoint}, *secrets]
+
+    def root_keys(self) -> dict[str, str]:
+        """Return root's keys by the names that clients read."""
+        data = self.cluster.kube.get(Secret, "mesh-root").to_dict()["data"]
+        return {name: b64decode(data[name]).decode() for name in ROOT_KEYS}
 
     def start_load(self, env: list[dict[str, Any]]) -> None:
         """Start the pod that reads and writes objects, and wait until it does."""

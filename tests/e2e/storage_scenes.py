@@ -36,7 +36,7 @@ def two_meshes(stage: Stage) -> None:
     first = stage.cluster
     nodes = [each.metadata.name for each in first.kube.list(Node)]
     cluster = RealCluster(first.kubeconfig, second_namespace(stage), first.image)
-    second = Stage(stage.options, cluster, stage.place / "second")
+    second = Stage(stage.options, cluster, stage.place / "second", stage.timeline)
     with stage.step(
         "a second mesh of the same name, in another namespace, on claims of local volumes"
     ) as told:
@@ -84,7 +84,7 @@ def daemons_without_disks(stage: Stage) -> None:
     pod, and the next pod begins with an empty one, under a training job."""
     first = stage.cluster
     cluster = RealCluster(first.kubeconfig, f"{first.namespace}-compute", first.image)
-    mesh = Stage(stage.options, cluster, stage.place / "compute")
+    mesh = Stage(stage.options, cluster, stage.place / "compute", stage.timeline)
     of = ", a daemon of which has no disks"
     pools = [mesh.pool(DAEMONS - 1), mesh.pool(1) | {"name": "c", "roles": ["compute"], "tiers": []}]
     pools[0]["tiers"] = [tier | {"hostPath": f"{tier['hostPath']}-compute"} for tier in pools[0]["tiers"]]
@@ -174,6 +174,6 @@ def unmake_volumes(stage: Stage, nodes: Sequence[str]) -> None:
     stage.cluster.kube.delete(StorageClass, CLASS)
 
 
-def on_node(stage: Stage, node: str, command: str) -> None:
-    """Run a command of the shell on a node, as root. Raises EndToEndError."""
-    run_command(stage.options.on_node, node=node, script=shlex.quote(command))
+def on_node(stage: Stage, node: str, command: str) -> str:
+    """Run a command of the shell on a node, as root; return what it printed. Raises EndToEndError."""
+    return run_command(stage.options.on_node, node=node, script=shlex.quote(command))
