@@ -35,9 +35,7 @@ def malformed_request_error(error: Exception) -> tuple[S3Error, int]:
         return S3Error("InternalError"), 500
     if error.too_large:
         return S3Error("RequestHeaderSectionTooLarge"), _TOO_LARGE
-    if error.request_line:
-        return S3Error("BadRequest", "The request line is not valid HTTP."), 400
-    return S3Error("BadRequest", "An error occurred when parsing the HTTP request."), 400
+    return S3Error("BadRequest", f"An error occurred when parsing the HTTP request: {error}."), 400
 
 
 _SILENCE: Final = 5.0  # seconds without a byte, after which a client counts as gone

@@ -18,7 +18,7 @@ MAX_HEADERS: Final = 128
 _HEAD_SLICE: Final = 4 << 10  # bytes given to llhttp while a head's end has not arrived
 _CHUNK_SLICE: Final = 16 << 10  # and in a chunked body, after which requests may follow
 _HEAD_END: Final = b"\r\n\r\n"
-_ABSOLUTE_TARGET: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]")
+_ABSOLUTE_TARGET: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]+)")
 # If one of these were repeated, one server would read the first and another the last value.
 _SINGLETONS: Final = frozenset(
     {
@@ -38,11 +38,11 @@ _SINGLETONS: Final = frozenset(
 
 class MalformedRequestError(Exception):
     """Input that is not HTTP as this server reads it. `too_large`: a line, or the head, exceeds its limit.
-    `request_line`: not even the request line could be parsed."""
+    The reason quotes nothing of the input."""
 
-    def __init__(self, reason: str, *, too_large: bool = False, request_line: bool = False) -> None:
+    def __init__(self, reason: str, *, too_large: bool = False) -> None:
         super().__init__(reason)
-        self.too_large, self.request_line = too_large, request_line
+        self.too_large = too_large
 
 
 class ParsedHead(NamedTuple):
@@ -153,7 +153,6 @@ class RequestParser:
     def _execute(self, data: bytes, start: int, end: int) -> int:
         """Pass a slice of `data` to llhttp; return where it stopped."""
         self._overhead += end - start
-        in_head = self._in_head
         try:
             self._parser.feed_data(data if end - start == len(data) else memoryview(data)[start:end])
         except httptools.HttpParserUpgrade as stopped:
@@ -163,7 +162,7 @@ class RequestParser:
             cause = error.__context__
             raise cause if isinstance(cause, MalformedRequestError) else error from None
         except httptools.HttpParserError as error:
-            raise MalformedRequestError(str(error), request_line=in_head and not self._headers) from None
+            raise MalformedRequestError(str(error)) from None
         if self._overhead > self._max_head_bytes:
             raise MalformedRequestError("the head is too long", too_large=True)
         return end
@@ -214,11 +213,12 @@ class RequestParser:
             raise MalformedRequestError("there is no Host header")
         length = headers.get("content-length")
         coding = headers.get("transfer-encoding")
-        if coding is not None and coding.rpartition(",")[2].strip().lower() != "chunked":
+        # A body that is compressed for the transfer, too (`gzip, chunked`), would be stored compressed.
+        if coding is not None and coding.lower() != "chunked":
             raise MalformedRequestError("the body's transfer coding is not chunked")
         head = ParsedHead(
             method,
-            _checked_target(method, self._target),
+            _checked_target(method, self._target, headers.get("host")),
             version,
             headers,
             self._raw_headers,
@@ -251,12 +251,17 @@ class RequestParser:
         self._receiver.on_body_end()
 
 
-def _checked_target(method: str, raw: bytes) -> str:
-    """Return the target. RFC 9112 §3.2 allows the origin form, the absolute form, and `OPTIONS *`; CONNECT is
-    not supported."""
+def _checked_target(method: str, raw: bytes, host: str | None) -> str:
+    """Return the target. RFC 9112 §3.2 allows the origin form, the absolute form, which must name the same
+    host as the Host header, and `OPTIONS *`; CONNECT is not supported."""
     target = raw.decode("utf-8", "surrogateescape")
     if method == "CONNECT":
         raise MalformedRequestError("CONNECT is not supported")
-    if target.startswith("/") or (target == "*" and method == "OPTIONS") or _ABSOLUTE_TARGET.match(target):
+    if target.startswith("/") or (target == "*" and method == "OPTIONS"):
         return target
-    raise MalformedRequestError("the request target has no path", request_line=True)
+    absolute = _ABSOLUTE_TARGET.match(target)
+    if absolute is not None:
+        if host is not None and absolute[1].lower() != host.lower():
+            raise MalformedRequestError("the request target and the Host header name different hosts")
+        return target
+    raise MalformedRequestError("the request target has no path")

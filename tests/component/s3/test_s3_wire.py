@@ -529,6 +529,25 @@ def test_absolute_form(wire: Wire, s3: Any, bucket: str) -> None:
     assert wire.exchange(request, method="GET").body == b"x"
 
 
+@pytest.mark.parametrize(
+    ("request_line", "header", "why"),
+    [
+        ("PUT http://other.example/{bucket}/k", "content-length: 0", "name different hosts"),
+        ("PUT /{bucket}/k", "transfer-encoding: gzip, chunked", "transfer coding is not chunked"),
+        ("PUT /{bucket}/k", "content-length: 1\r\ntransfer-encoding: chunked", "can't be present with"),
+        ("PUT /{bucket}/k", "a header: 1", "Invalid header token"),
+    ],
+)
+def test_what_cannot_be_parsed_is_refused_with_the_reason(
+    wire: Wire, bucket: str, request_line: str, header: str, why: str
+) -> None:
+    head = f"{request_line.format(bucket=bucket)} HTTP/1.1\r\nhost: {wire.host}\r\n{header}\r\n\r\n"
+    answer = wire.exchange(head.encode(), method="PUT")
+    assert answer.status == 400
+    assert b"<Code>BadRequest</Code>" in answer.body
+    assert why in answer.body.decode().replace("&#39;", "'")
+
+
 def test_paths_are_taken_as_sent(wire: Wire, s3: Any, bucket: str) -> None:
     for path, key in (("a/../b", "a/../b"), ("a//b", "a//b"), ("%2e%2e/x", "../x"), ("a%2Fb", "a/b")):
         assert wire.call("PUT", f"/{bucket}/{path}", path.encode()).status == 200
