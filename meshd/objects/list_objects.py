@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from meshd.control.identities import IdentityTable, User
     from meshd.peer_reads.listing import MergedListings
     from meshd.store.api import StoreReader
-    from meshd.store.records import EntryPage, Record, Upload, UploadPage, VersionPage
+    from meshd.store.records import Record, Upload
     from meshwire.s3.operations import ListMultipartUploads, ListObjects, ListObjectVersions
 
 PAGE_LIMIT = 1000
 
 
 class ListingService:
-    """Lists objects, versions and uploads in pages of at most 1,000 entries."""
+    """Lists objects, versions and uploads of all nodes, in pages of at most 1,000 entries."""
 
     def __init__(
         self,
@@ -42,28 +42,26 @@ class ListingService:
         merged: MergedListings | None = None,
     ) -> None:
         self._store, self._identities, self._buckets = store, identities, buckets
-        self._merged = merged
+        self._all_nodes = merged
         self._users: Mapping[str, User] = {}
         self._known: dict[str, Owner] = {}
 
-    def list_objects(self, operation: ListObjects) -> ObjectListing:
+    @property
+    def _merged(self) -> MergedListings | None:
+        """The listings of all nodes; None on a single node, which has everything."""
+        return None if self._all_nodes is None or self._all_nodes.single_node else self._all_nodes
+
+    async def list_objects(self, operation: ListObjects) -> ObjectListing:
         """Return a page of either API version. Owners are included as in S3: always in version 1, on demand
-        in 2."""
+        in 2. Raises S3Error."""
         if operation.max_keys <= 0:
             return ObjectListing()
-        with store_errors():
-            page = self._store.list_entries(operation.bucket, **_entries_of(operation))
-        return self._objects(operation, page)
-
-    async def list_objects_on_all_nodes(self, operation: ListObjects) -> ObjectListing:
-        """Like `list_objects`, merged over all nodes. Also raises S3Error SlowDown."""
-        if operation.max_keys <= 0 or self._merged is None:
-            return self.list_objects(operation)
-        return self._objects(
-            operation, await self._merged.list_entries(operation.bucket, **_entries_of(operation))
-        )
-
-    def _objects(self, operation: ListObjects, page: EntryPage) -> ObjectListing:
+        arguments = _entries_of(operation)
+        if (merged := self._merged) is not None:
+            page = await merged.list_entries(operation.bucket, **arguments)
+        else:
+            with store_errors():
+                page = self._store.list_entries(operation.bucket, **arguments)
         entries = page.entries
         if operation.version == 1 or operation.fetch_owner:
             owners = self._owners()
@@ -73,22 +71,17 @@ class ListingService:
             )
         return ObjectListing(entries, page.prefixes, page.truncated, page.next_after)
 
-    def list_versions(self, operation: ListObjectVersions) -> VersionListing:
-        """Return a page of versions and delete markers. A marker belongs to the bucket's owner."""
+    async def list_versions(self, operation: ListObjectVersions) -> VersionListing:
+        """Return a page of versions and delete markers. A marker belongs to the bucket's owner. Raises
+        S3Error."""
         if operation.max_keys <= 0:
             return VersionListing()
-        with store_errors():
-            page = self._store.list_versions(operation.bucket, **_versions_of(operation))
-        return self._versions(operation, page)
-
-    async def list_versions_on_all_nodes(self, operation: ListObjectVersions) -> VersionListing:
-        """Like `list_versions`, merged over all nodes. Also raises S3Error SlowDown."""
-        if operation.max_keys <= 0 or self._merged is None:
-            return self.list_versions(operation)
-        page = await self._merged.list_versions(operation.bucket, **_versions_of(operation))
-        return self._versions(operation, page)
-
-    def _versions(self, operation: ListObjectVersions, page: VersionPage) -> VersionListing:
+        arguments = _versions_of(operation)
+        if (merged := self._merged) is not None:
+            page = await merged.list_versions(operation.bucket, **arguments)
+        else:
+            with store_errors():
+                page = self._store.list_versions(operation.bucket, **arguments)
         owners, bucket = self._owners(), self._buckets.get(operation.bucket)
         landlord = "" if bucket is None else bucket.owner
         entries = tuple(
@@ -97,21 +90,16 @@ class ListingService:
         )
         return VersionListing(entries, page.prefixes, page.truncated, page.next_key, page.next_version)
 
-    def list_uploads(self, operation: ListMultipartUploads) -> UploadListing:
-        """Return a page of uploads in progress, ordered by key, then by start."""
+    async def list_uploads(self, operation: ListMultipartUploads) -> UploadListing:
+        """Return a page of uploads in progress, ordered by key, then by start. Raises S3Error."""
         if operation.max_uploads <= 0:
             return UploadListing()
-        with store_errors():
-            page = self._store.list_uploads(operation.bucket, **_uploads_of(operation))
-        return self._uploads(page)
-
-    async def list_uploads_on_all_nodes(self, operation: ListMultipartUploads) -> UploadListing:
-        """Like `list_uploads`, merged over all nodes. Also raises S3Error SlowDown."""
-        if operation.max_uploads <= 0 or self._merged is None:
-            return self.list_uploads(operation)
-        return self._uploads(await self._merged.list_uploads(operation.bucket, **_uploads_of(operation)))
-
-    def _uploads(self, page: UploadPage) -> UploadListing:
+        arguments = _uploads_of(operation)
+        if (merged := self._merged) is not None:
+            page = await merged.list_uploads(operation.bucket, **arguments)
+        else:
+            with store_errors():
+                page = self._store.list_uploads(operation.bucket, **arguments)
         owners = self._owners()
         return UploadListing(
             tuple(

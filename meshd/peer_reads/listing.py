@@ -247,6 +247,11 @@ class MergedListings:
     def __repr__(self) -> str:
         return f"<MergedListings of {self._mesh!r}>"
 
+    @property
+    def single_node(self) -> bool:
+        """Whether there are no other nodes."""
+        return self._mesh.single_node
+
     async def list_entries(
         self, bucket: str, *, prefix: str = "", delimiter: str = "", after: str = "", limit: int = _LIMIT
     ) -> EntryPage:
@@ -322,7 +327,7 @@ class MergedListings:
     ) -> tuple[list[Item], bool]:
         nodes = self._primaries(asked.bucket)
         sources = [self._source(node, asked, version, kind) for node in nodes]
-        share = listing_merge.first_share(asked.limit + 1, len(sources))
+        share = listing_merge.page_share(asked.limit + 1, len(sources))
         await asyncio.gather(*(source.fill(share, read) for source in sources))
         found = await listing_merge.merge_sources(sources, asked.limit, read)
         if self._mesh.current_map().version != version:  # later pages used another map

@@ -60,7 +60,7 @@ async def merge_sources(
 ) -> tuple[list[Item], bool]:
     """Return the first `limit` items of all sources in order, and whether there are more. The caller fills
     every source once before, all of them concurrently."""
-    share = _share(limit, len(sources))
+    share = page_share(limit, len(sources))
     heap = [(source.head.name, number) for number, source in enumerate(sources) if source.head is not None]
     heapq.heapify(heap)
     found: list[Item] = []
@@ -84,14 +84,10 @@ async def merge_sources(
     return found, False
 
 
-def _share(limit: int, sources: int) -> int:
-    """Return how many items to request from each source: a little more than its share of the page."""
+def page_share(limit: int, sources: int) -> int:
+    """Return how many items to request from each source at a time: a little more than its share of the page.
+    The first pages must have this limit, too."""
     return limit if sources < 2 else min(limit, limit // sources + limit // 8 + 2)
-
-
-def first_share(limit: int, sources: int) -> int:
-    """Return the limit for the first page of each source: the one that `merge_sources` uses later."""
-    return _share(limit, sources)
 
 
 def _sorted(lines: list[Item], prefixes: Sequence[str]) -> list[Item]:

@@ -125,7 +125,7 @@ class Desk:
 
     def listed(self, **options: Any) -> list[tuple[str, str, bool, bool]]:
         """(key, version, latest, marker) of a page of versions."""
-        page = self.listings.list_versions(ops.ListObjectVersions("b", **options))
+        page = run(self.listings.list_versions(ops.ListObjectVersions("b", **options)))
         return [(e.key, e.version, e.latest, e.marker) for e in page.entries]
 
 

@@ -152,12 +152,7 @@ class OperationDispatcher:
             )
         if page is not None:
             return page
-        listings = self._deps.listings
-        return (
-            listings.list_objects(operation)
-            if self._single_node
-            else await listings.list_objects_on_all_nodes(operation)
-        )
+        return await self._deps.listings.list_objects(operation)
 
     def _may_read(self, call: S3Call, bucket: str, key: str) -> bool:
         access = self._deps.access
@@ -167,12 +162,7 @@ class OperationDispatcher:
         return await self._deps.members.list_members(cast("ops.ListMembers", call.operation))
 
     async def _list_versions(self, call: S3Call) -> Result:
-        operation, listings = cast("ops.ListObjectVersions", call.operation), self._deps.listings
-        return (
-            listings.list_versions(operation)
-            if self._single_node
-            else await listings.list_versions_on_all_nodes(operation)
-        )
+        return await self._deps.listings.list_versions(cast("ops.ListObjectVersions", call.operation))
 
     # --- objects ------------------------------------------------------------------------------------
 
@@ -355,9 +345,4 @@ class OperationDispatcher:
         return self._deps.uploads.list_parts(cast("ops.ListParts", call.operation))
 
     async def _list_uploads(self, call: S3Call) -> Result:
-        operation, listings = cast("ops.ListMultipartUploads", call.operation), self._deps.listings
-        return (
-            listings.list_uploads(operation)
-            if self._single_node
-            else await listings.list_uploads_on_all_nodes(operation)
-        )
+        return await self._deps.listings.list_uploads(cast("ops.ListMultipartUploads", call.operation))

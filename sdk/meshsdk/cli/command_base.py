@@ -222,13 +222,17 @@ def exit_code(error: MeshError) -> int:
     return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
 
 
+def error_code(error: MeshError | OSError) -> str:
+    """Return the code of a server's error, else the name of the error's class."""
+    return error.code if isinstance(error, ServerError) else type(error).__name__
+
+
 def report_error(error: MeshError, *, as_json: bool) -> None:
     """Print an error on stderr."""
-    code = error.code if isinstance(error, ServerError) else type(error).__name__
     told = str(error)
     if isinstance(error, DeadlineError):
         from meshsdk.client.retry import LONGER
 
         told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
-    line = json.dumps({"error": code, "message": told}) if as_json else f"mesh: {told}"
+    line = json.dumps({"error": error_code(error), "message": told}) if as_json else f"mesh: {told}"
     click.echo(line, err=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, assert_never
 import click
 
 from meshsdk.byte_sizes import format_size
-from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
+from meshsdk.cli.command_base import EXIT_FAILED, error_code, report_error, shared_options
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, Standard, relative_name
 from meshsdk.errors import (
     ConfigurationError,
@@ -181,7 +181,7 @@ class _CopyReport:
             self._failed += 1
             if self._stopped:  # it ran when the error was reported
                 return
-            code = _error_code(error)
+            code = error_code(error)
             self._alike = self._alike + 1 if code == self._last else 1
             self._last = code
             report_error(MeshError(f"{copy.source}: {error}"), as_json=self._session.as_json)
@@ -219,10 +219,6 @@ def _concerns_all(error: MeshError | OSError) -> bool:
 
 
 _DISK_FULL = 507
-
-
-def _error_code(error: MeshError | OSError) -> str:
-    return error.code if isinstance(error, ServerError) else type(error).__name__
 
 
 def run_copies(

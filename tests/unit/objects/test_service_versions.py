@@ -114,18 +114,20 @@ def test_pages_of_versions() -> None:
     assert [key for key, *_ in whole] == ["a/1", "a/2", "b", "b", "b", "c", "c"]
     found, marker, version = [], "", ""
     while True:
-        page = desk.listings.list_versions(_listing(key_marker=marker, version_marker=version, max_keys=2))
+        page = run(
+            desk.listings.list_versions(_listing(key_marker=marker, version_marker=version, max_keys=2))
+        )
         found += [(e.key, e.version, e.latest, e.marker) for e in page.entries]
         if not page.truncated:
             break
         marker, version = page.next_key, page.next_version
     assert found == whole
-    rolled = desk.listings.list_versions(_listing(delimiter="/", max_keys=2))
+    rolled = run(desk.listings.list_versions(_listing(delimiter="/", max_keys=2)))
     assert (rolled.common_prefixes, [e.key for e in rolled.entries]) == (("a/",), ["b"])
     following = _listing(delimiter="/", key_marker=rolled.next_key, version_marker=rolled.next_version)
-    assert [e.key for e in desk.listings.list_versions(following).entries] == ["b", "b", "c", "c"]
-    assert not desk.listings.list_versions(_listing(max_keys=0)).entries
-    assert {e.owner.id for e in desk.listings.list_versions(_listing()).entries} == {"alice"}
+    assert [e.key for e in run(desk.listings.list_versions(following)).entries] == ["b", "b", "c", "c"]
+    assert not run(desk.listings.list_versions(_listing(max_keys=0))).entries
+    assert {e.owner.id for e in run(desk.listings.list_versions(_listing())).entries} == {"alice"}
 
 
 def _listing(**options: Any) -> ListObjectVersions:

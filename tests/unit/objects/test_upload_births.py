@@ -23,7 +23,8 @@ def succeed(desk: Desk, created_ms: int) -> None:
 
 
 def shown(desk: Desk) -> list[str]:
-    return [entry.key for entry in desk.listings.list_uploads(ops.ListMultipartUploads("b")).uploads]
+    page = run(desk.listings.list_uploads(ops.ListMultipartUploads("b")))
+    return [entry.key for entry in page.uploads]
 
 
 def test_an_upload_of_a_former_bucket_is_no_more(desk: Desk) -> None:

@@ -44,8 +44,6 @@ class LoopModel:
             1,
         )
         self.design = Design("live", "rotational" if rotational else "nvme", copies=1)
-        sharers = sum(other.plan == loop.plan for other in seen.loops)
-        self.sharers = max(1, sharers)
         received = sum(other.samples_per_second for other in seen.loops if other.plan == loop.plan)
         prepared = min(1.0, use.rows_per_second / received) if received else 1.0
         size = max(1.0, facts.bytes / max(1, facts.samples))
