@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.control.deleted_documents import DeletedDocumentTable
     from meshd.core.document_store import DocumentStore
     from meshd.documents.gc_policy import DocumentUsage
-    from meshd.documents.inventory import DocumentInventory, MeshInventory, UsageRecorder
+    from meshd.documents.inventory import DocumentInventory, MeshInventory, UsageFile
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
@@ -57,7 +57,7 @@ _FIELD_SUFFIX: Final = re.compile(r"-[0-9a-f]{32}$")  # of an index of some fiel
 class IndexCollector:
     """Removes unused file indexes. One per node, in its coordinator."""
 
-    def __init__(self, store: ObjectStore, uses: UsageRecorder, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, uses: UsageFile, clock: Clock) -> None:
         self._store, self._uses, self._clock = store, uses, clock
 
     async def sweep(self) -> int:

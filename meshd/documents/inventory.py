@@ -13,7 +13,7 @@ import struct
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -33,18 +33,6 @@ if TYPE_CHECKING:
 MINUTE_MS: Final = 60_000
 _SLOTS: Final = 1 << 20
 _SLOT = struct.Struct("=I")
-
-
-class UsageRecorder(Protocol):
-    """Records and returns uses."""
-
-    def note(self, key: str) -> None:
-        """Records a use."""
-        ...
-
-    def last_uses(self) -> LastUses:
-        """Returns everything recorded until the result is first asked."""
-        ...
 
 
 class LastUses:
@@ -77,11 +65,13 @@ class UsageFile:
         return f"<UsageFile fd {self._fd}>"
 
     def note(self, key: str) -> None:
+        """Records a use."""
         minute = self._clock.now_ms() // MINUTE_MS
         with suppress(OSError):
             os.pwrite(self._fd, _SLOT.pack(minute), _slot_of(key) * _SLOT.size)
 
     def last_uses(self) -> LastUses:
+        """Returns everything recorded until the result is first asked."""
         return LastUses(lambda: os.pread(self._fd, _SLOTS * _SLOT.size, 0))
 
     def close(self) -> None:
@@ -116,7 +106,7 @@ class DocumentInventory:
     def __init__(
         self,
         store: ObjectStore,
-        uses: UsageRecorder,
+        uses: UsageFile,
         others: Callable[[str], Awaitable[PeerInventories]] = no_peers,
     ) -> None:
         self._store, self._uses, self._others = store, uses, others

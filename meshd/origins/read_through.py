@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.control.buckets import Bucket
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.origins.cache.cache_store import CacheStore
-    from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts
     from meshd.origins.worker_shards import WorkerShards
@@ -112,7 +112,7 @@ class BackedReader:
         store: Store,
         cache_store: CacheStore,
         shards: WorkerShards,
-        manager: CacheManagerApi,
+        manager: CacheManagerClient,
         questions: Revalidator,
     ) -> None:
         self._store, self._cache_store, self._shards, self.cache_manager = store, cache_store, shards, manager

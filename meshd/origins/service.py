@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from meshd.control.buckets import Bucket
     from meshd.core.object_io import LookupResult
     from meshd.core.read_source import FailoverRead
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.origins.cache.cache_store import CacheStore
-    from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.origins.listing import BackedListings
     from meshd.origins.read_through import BackedReader
     from meshd.origins.worker_shards import WorkerShards
@@ -102,7 +102,7 @@ class BackedService:
         return self._cache_store
 
     @property
-    def cache_manager(self) -> CacheManagerApi:
+    def cache_manager(self) -> CacheManagerClient:
         return self.reader.cache_manager
 
     def is_backed(self, bucket: str) -> bool:

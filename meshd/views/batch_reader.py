@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import AnyFrameAddress, Frame, FrameSource
     from meshd.core.plan_record import Plan
-    from meshd.documents.inventory import UsageRecorder
+    from meshd.documents.inventory import UsageFile
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshwire.s3.operations import ListObjects
@@ -82,7 +82,7 @@ class BatchReader:
         catalog: DocumentStore,
         batches: BatchService,
         frames: FrameSource,
-        uses: UsageRecorder,
+        uses: UsageFile,
         objects: RemoteObjects,
     ) -> None:
         self._store, self._catalog, self._batches = store, catalog, batches

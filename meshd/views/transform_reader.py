@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.core.frame_address import FrameSource
-    from meshd.documents.inventory import UsageRecorder
+    from meshd.documents.inventory import UsageFile
     from meshd.peer_reads.remote_objects import ObjectNames, RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
@@ -42,7 +42,7 @@ class TransformReader:
     """Reads transform views, for a worker."""
 
     def __init__(
-        self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
+        self, store: ObjectStore, frames: FrameSource, uses: UsageFile, objects: RemoteObjects
     ) -> None:
         self._store, self._uses = store, uses
         self._objects = objects

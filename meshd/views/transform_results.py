@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.frame_address import Frame, FrameSource
-    from meshd.documents.inventory import LastUses, UsageRecorder
+    from meshd.documents.inventory import LastUses, UsageFile
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
@@ -179,7 +179,7 @@ def eviction_cutoff(used: Mapping[int, int], limit: int) -> int:
 class ResultEvictor:
     """Evicts results of views. One instance per node, in the coordinator."""
 
-    def __init__(self, store: ObjectStore, uses: UsageRecorder, limit: int) -> None:
+    def __init__(self, store: ObjectStore, uses: UsageFile, limit: int) -> None:
         self._store, self._uses, self._limit = store, uses, limit
         self._held: int | None = None
 

@@ -134,6 +134,7 @@ class CacheManagerClient:
         return f"<CacheManagerClient of {self._client!r}, {len(self._notes)} reads to report>"
 
     def record_read(self, piece: Piece) -> None:
+        """Record that a piece was read from the cache."""
         if len(self._notes) < 100 * _BUNDLE:
             self._notes.append(piece)
             self._first.set()
@@ -141,6 +142,7 @@ class CacheManagerClient:
             self._full.set()
 
     async def admit_piece(self, piece: Piece) -> bool:
+        """Return whether a piece that was just read is cached; the manager makes room for it."""
         try:
             async with timeout(_PATIENCE):
                 return await self._client.call(ADMIT, AdmitRequest(piece))
@@ -148,6 +150,7 @@ class CacheManagerClient:
             return True  # the manager is being restarted, and finds the piece when it starts
 
     async def bucket_usage(self, cache_bucket: str) -> Usage | None:
+        """Return how much a bucket is read; None if that is unknown."""
         try:
             async with timeout(_PATIENCE):
                 return await self._client.call(USAGE, UsageRequest(cache_bucket))

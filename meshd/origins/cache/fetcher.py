@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from meshd.origins.cache.cache_store import CHUNK_BYTES, Piece, cache_name
 from meshd.origins.cache.in_flight import FetchSpool, InFlightPiece
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from meshd.control.buckets import Bucket
-    from meshd.origins.cache.cache_manager import Usage
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.origins.cache.cache_store import CacheStore
     from meshd.origins.cache.peer_cache import PeerCacheClient
     from meshd.origins.client.origin_api import ObjectFacts, OriginResponse
@@ -74,22 +74,6 @@ _PAUSE: Final = 0.1  # seconds before the second attempt, doubled for each furth
 PieceName = tuple[str, str, int]
 
 
-class CacheManagerApi(Protocol):
-    """Decides what may stay in the cache."""
-
-    async def admit_piece(self, piece: Piece) -> bool:
-        """Decide whether a piece that was just read is cached, and make room for it."""
-        ...
-
-    def record_read(self, piece: Piece) -> None:
-        """Record that a piece was read from the cache."""
-        ...
-
-    async def bucket_usage(self, cache_bucket: str) -> Usage | None:
-        """Return how much a bucket is read; None if that is unknown."""
-        ...
-
-
 class Fetcher:
     """Fetches the keys of this process. One instance per worker."""
 
@@ -97,7 +81,7 @@ class Fetcher:
         self,
         origins: OriginPool,
         cache_store: CacheStore,
-        manager: CacheManagerApi,
+        manager: CacheManagerClient,
         cache_client: PeerCacheClient | None = None,
     ) -> None:
         self._origins, self._cache_store, self._cache_manager = origins, cache_store, manager

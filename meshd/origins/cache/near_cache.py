@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from meshd.core.frame_address import FrameAddress
     from meshd.core.peer_source import ObjectRange
-    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.store.records import Record
     from meshd.store.store import Store
 
@@ -46,7 +46,7 @@ class _Whole(msgspec.Struct, frozen=True, array_like=True):
 class NearCacheStore:
     """Reads and writes near-cache copies. One instance per process. `manager` decides what stays."""
 
-    def __init__(self, cache: Store, manager: CacheManagerApi) -> None:
+    def __init__(self, cache: Store, manager: CacheManagerClient) -> None:
         self._cache, self._cache_manager = cache, manager
         self._tasks, self._slots = BackgroundTasks("near-cache"), asyncio.Semaphore(_AT_ONCE)
         self._waiting = 0

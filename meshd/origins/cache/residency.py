@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from meshd.auth.identity import Identity
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket, BucketTable
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.origins.cache.cache_store import CacheStore
-    from meshd.origins.cache.fetcher import CacheManagerApi
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
     from meshd.store.store import Store
@@ -37,7 +37,7 @@ class CacheResidency:
         cache_store: CacheStore,
         buckets: BucketTable,
         mesh: ClusterView,
-        manager: CacheManagerApi,
+        manager: CacheManagerClient,
         cache_bytes: int = 0,
     ) -> None:
         self._store, self._cache_store, self._buckets, self._mesh = store, cache_store, buckets, mesh

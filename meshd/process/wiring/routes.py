@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identities.sts_sessions import CredentialService
-    from meshd.origins.cache.fetcher import CacheManagerApi
+    from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.process.wiring.data_services import DataServices
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.http_route import HttpRoute
@@ -124,7 +124,7 @@ def native_routes(
     access: Authorizer,
     data: DataServices,
     announce: Callable[[], Awaitable[None]],
-    manager: CacheManagerApi | None = None,
+    manager: CacheManagerClient | None = None,
     frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
     """Return the routes of the native protocol. `announce`: returns when the other nodes know the buckets

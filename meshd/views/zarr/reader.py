@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from meshd.core.frame_address import BlockAddress, Frame, FrameSource
-    from meshd.documents.inventory import UsageRecorder
+    from meshd.documents.inventory import UsageFile
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.views.zarr.layout import FieldPlan, ZarrLayout
@@ -61,7 +61,7 @@ class ZarrReader:
         store: ObjectStore,
         layouts: ZarrLayoutCache,
         frames: FrameSource,
-        uses: UsageRecorder,
+        uses: UsageFile,
         objects: RemoteObjects,
     ) -> None:
         self._store, self._layouts = store, layouts
@@ -299,7 +299,7 @@ class BlockStore:
     """Stores and rebuilds blocks, for a worker."""
 
     def __init__(
-        self, store: ObjectStore, frames: FrameSource, uses: UsageRecorder, objects: RemoteObjects
+        self, store: ObjectStore, frames: FrameSource, uses: UsageFile, objects: RemoteObjects
     ) -> None:
         self._store, self._frames, self._uses, self._objects = store, frames, uses, objects
         self._making: SingleFlight[str, Record] = SingleFlight()
