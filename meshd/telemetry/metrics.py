@@ -29,7 +29,7 @@ tls_not_after = gauge(
 )
 sts_exchanges = counter(
     "meshd_sts_exchanges_total",
-    "Tokens of identity providers that clients wanted to exchange for keys; result is ok or the error.",
+    "Requests to exchange an identity provider's token for keys; result is ok or the error.",
     "result",
 )
 issuer_fetches = counter(
@@ -79,7 +79,7 @@ cluster_refused = gauge(
 )
 cluster_clock_ahead = gauge(
     "meshd_cluster_clock_ahead_seconds",
-    "By how much this node's clock is ahead of the others' (negative: behind).",
+    "Seconds by which this node's clock is ahead of the other nodes' (negative: behind).",
     mode="mostrecent",
 )
 cluster_control_failures = counter(
@@ -148,14 +148,17 @@ op_bytes = counter(
     "op",
     "direction",
 )
-op_cache_hits = counter("meshd_op_cache_hits_total", "Samples whose result of an op was cached.", "op")
+op_cache_hits = counter("meshd_op_cache_hits_total", "Samples with a cached result of an op.", "op")
 user_op_processes = counter(
     "meshd_user_op_processes_total",
     "Processes for users' ops: started, or ended by crash, time, memory or nonsense (invalid replies).",
     "event",
 )
 origin_bytes = counter(
-    "meshd_origin_bytes_total", "Bytes moved; direction is read or written.", "direction", zero=["written"]
+    "meshd_origin_bytes_total",
+    "Bytes exchanged with origins; read or written.",
+    "direction",
+    zero=["written"],
 )
 origin_errors = counter(
     "meshd_origin_errors_total", "Requests to an origin that failed, or were not sent because it is down."
@@ -183,12 +186,14 @@ origin_unanswered = counter(
 cache_reads = counter(
     "meshd_cache_reads_total", "Objects and chunks read of backed buckets; result is hit or miss.", "result"
 )
-cache_bytes = gauge("meshd_cache_bytes", "Bytes of the cache, dead ones included.", mode="mostrecent")
+cache_bytes = gauge("meshd_cache_bytes", "Bytes that the cache uses, including dead ones.", mode="mostrecent")
 cache_capacity = gauge("meshd_cache_capacity_bytes", "Capacity of the cache in bytes.", mode="mostrecent")
-cache_evicted = counter("meshd_cache_evicted_bytes_total", "Bytes evicted.")
+cache_evicted = counter("meshd_cache_evicted_bytes_total", "Bytes evicted from the cache.")
 cache_plans = gauge("meshd_cache_plans", "Plans whose next reads are known to the cache.", mode="mostrecent")
-cache_refused = counter("meshd_cache_refused_total", "Pieces that the cache did not admit.")
-origin_dirty = gauge("meshd_origin_dirty_objects", "Objects not at their origin yet.", mode="mostrecent")
+cache_refused = counter("meshd_cache_refused_total", "Objects and chunks that the cache did not admit.")
+origin_dirty = gauge(
+    "meshd_origin_dirty_objects", "Objects not written to their origin yet.", mode="mostrecent"
+)
 transform_queue = gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = counter(
     "meshd_gather_items_total", "Items of gather requests; result is ok or the error.", "result"
@@ -230,7 +235,7 @@ near_cache_refused = counter("meshd_near_cache_refused_total", "Copies that the 
 frames = counter("meshd_frames_total", "Batch frames requested; result is hit, joined or miss.", "result")
 read_ahead_bytes = counter(
     "meshd_read_ahead_bytes_total",
-    "Bytes that batches needed of rotational disks: read ahead in order, or cached before that.",
+    "Bytes that batches needed from rotational disks: read ahead in order, or cached before that.",
     "result",
 )
 read_ahead_seeks = counter(
@@ -246,28 +251,30 @@ read_ahead_wait_seconds = counter(
     "meshd_read_ahead_wait_seconds_total", "Time that batches waited for reads ahead."
 )
 read_ahead_window_bytes = gauge(
-    "meshd_read_ahead_window_bytes", "Page cache that windows of coming batches use."
+    "meshd_read_ahead_window_bytes", "Page cache used by windows of upcoming batches."
 )
-decoded_cache_bytes = gauge("meshd_decoded_cache_bytes", "Bytes of kept samples.", mode="mostrecent")
+decoded_cache_bytes = gauge("meshd_decoded_cache_bytes", "Bytes of decoded samples.", mode="mostrecent")
 decoded_cache_limit = gauge(
-    "meshd_decoded_cache_limit_bytes", "Bytes that kept samples may take at present.", mode="mostrecent"
+    "meshd_decoded_cache_limit_bytes", "Present limit of the decoded cache in bytes.", mode="mostrecent"
 )
 decoded_cache_at_quota = gauge(
     "meshd_decoded_cache_buckets_at_quota",
-    "Buckets of which no more samples are kept because of their quota.",
+    "Buckets whose quota of the decoded cache is used up.",
     mode="mostrecent",
 )
-decoded_cache_stored = counter("meshd_decoded_cache_stored_bytes_total", "Bytes of samples stored.")
-decoded_cache_evicted = counter("meshd_decoded_cache_evicted_bytes_total", "Bytes of samples dropped.")
+decoded_cache_stored = counter("meshd_decoded_cache_stored_bytes_total", "Bytes of decoded samples stored.")
+decoded_cache_evicted = counter(
+    "meshd_decoded_cache_evicted_bytes_total", "Bytes of decoded samples removed."
+)
 decoded_cache_saved = counter(
-    "meshd_decoded_cache_cpu_seconds_saved_total", "Time of ops saved, less reading."
+    "meshd_decoded_cache_cpu_seconds_saved_total", "CPU time of ops saved, less the time of reading."
 )
 decoded_cache_reads = counter(
-    "meshd_decoded_cache_reads_total", "Samples wanted; result is hit, miss or damaged.", "result"
+    "meshd_decoded_cache_reads_total", "Decoded samples looked up; hit, miss or damaged.", "result"
 )
 decoded_cache_warmed = counter(
     "meshd_decoded_cache_warmed_total",
-    "Samples of warm-ups; result is stored, there, left (no room) or bad.",
+    "Samples of warm-ups; result is stored, there (already cached), left (no room) or bad.",
     "result",
 )
 asset_bytes = counter("meshd_asset_bytes_total", "Bytes of assets stored for plans and views.")
@@ -276,9 +283,9 @@ samples_evaluated = counter(
 )
 samples_measured = counter("meshd_samples_measured_total", "Samples rendered to measure them for packing.")
 view_results = counter(
-    "meshd_view_results_total", "Results of views requested; hit or miss.", "result", "view"
+    "meshd_view_results_total", "Results of views requested; result is hit or miss.", "result", "view"
 )
-view_results_evicted = counter("meshd_view_results_evicted_total", "Results removed to make room.")
+view_results_evicted = counter("meshd_view_results_evicted_total", "Results of views evicted to make room.")
 view_result_bytes = gauge(
     "meshd_view_result_bytes", "Bytes of results of views on the disks.", mode="mostrecent"
 )
@@ -295,20 +302,20 @@ documents = gauge(
     mode="mostrecent",
 )
 documents_cleared = counter(
-    "meshd_documents_cleared_total", "Local copies removed of documents that were removed from the mesh."
+    "meshd_documents_cleared_total", "Local copies of documents removed after the mesh removed them."
 )
 documents_damaged = counter(
     "meshd_documents_damaged_total",
     "Indexes and results that were removed because they were damaged; they are made again when used.",
 )
-document_bytes = gauge("meshd_document_bytes", "Bytes of these documents.", "kind", mode="mostrecent")
+document_bytes = gauge("meshd_document_bytes", "Bytes of documents on this node.", "kind", mode="mostrecent")
 documents_waiting = gauge(
     "meshd_documents_waiting",
     "1 while no document is removed because a node cannot report which documents it used.",
     mode="mostrecent",
 )
 view_layouts = counter(
-    "meshd_view_layouts_total", "Scans of the sources of shard views; result is made or same.", "result"
+    "meshd_view_layouts_total", "Scans of the sources of shard views; made (a new layout) or same.", "result"
 )
 view_layout_seconds = counter(
     "meshd_view_layout_seconds_total", "Time spent in scans and layouts of shard views."
@@ -331,27 +338,25 @@ frames_handed = counter(
 )
 frame_series = counter(
     "meshd_frame_series_total",
-    "Answers with the batches of several steps, which clients ask for if they are small.",
+    "Responses that contain the batches of several steps, which clients request when batches are small.",
 )
-frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory that such jobs use.")
-frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory held by finished batches.")
+frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory of frames handed to jobs here.")
+frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory of finished batches.")
 frame_cache_limit = gauge(
-    "meshd_frame_cache_limit_bytes", "Shared memory that these may take.", mode="mostrecent"
+    "meshd_frame_cache_limit_bytes", "Limit of the shared memory of finished batches.", mode="mostrecent"
 )
 
 # jobs; state is done, failed or cancelled
 jobs_running = gauge("meshd_jobs_running", "Running jobs.", mode="mostrecent")
-jobs_waiting = gauge("meshd_jobs_waiting", "Jobs that wait to run.", mode="mostrecent")
+jobs_waiting = gauge("meshd_jobs_waiting", "Jobs waiting to run.", mode="mostrecent")
 jobs_ended = counter("meshd_jobs_ended_total", "Jobs that ended.", "state", zero=["failed"])
 job_bytes = counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
 job_outputs = counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
 job_failures = counter("meshd_job_failures_total", "Sources that jobs could not read and skipped.")
 relayout_objects = counter(
-    "meshd_relayout_objects_total",
-    "Objects that relayouts went through; result is moved or damaged.",
-    "result",
+    "meshd_relayout_objects_total", "Objects processed by relayouts; result is moved or damaged.", "result"
 )
-relayout_bytes = counter("meshd_relayout_bytes_total", "Bytes that relayouts wrote again.")
+relayout_bytes = counter("meshd_relayout_bytes_total", "Bytes rewritten by relayouts.")
 
 # store, as the coordinator measures it
 store_objects = gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
@@ -361,21 +366,23 @@ store_live_bytes = gauge(
     "meshd_store_live_bytes", "Bytes in use, including older versions.", mode="mostrecent"
 )
 store_dead_bytes = gauge("meshd_store_dead_bytes", "Bytes that compaction will free.", mode="mostrecent")
-store_disk_free_bytes = gauge("meshd_store_disk_free_bytes", "Free bytes.", "disk", mode="mostrecent")
+store_disk_free_bytes = gauge(
+    "meshd_store_disk_free_bytes", "Free bytes of a disk.", "disk", mode="mostrecent"
+)
 store_disk_bytes = gauge(
-    "meshd_store_disk_bytes", "Bytes of the disk in use or free, as df counts.", "disk", mode="mostrecent"
+    "meshd_store_disk_bytes", "Size of the disk in bytes: used and free, as in df.", "disk", mode="mostrecent"
 )
 store_disk_rotational = gauge(
     "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk", mode="mostrecent"
 )
 
 # store, as each process works on it; kind is full or failed
-store_commits = counter("meshd_store_commits_total", "Groups of writes made durable together.")
-store_writes = counter("meshd_store_writes_total", "Requests in those groups, including refused ones.")
+store_commits = counter("meshd_store_commits_total", "Group commits: writes synced together.")
+store_writes = counter("meshd_store_writes_total", "Writes in group commits, including refused ones.")
 store_written_bytes = counter("meshd_store_written_bytes_total", "Bytes committed to data files.")
 store_sync_seconds = histogram("meshd_store_sync_seconds", "Time of one fdatasync of a data file.")
 store_checkpoints = counter(
-    "meshd_store_checkpoints_total", "Times that everything acknowledged by a relaxed store was synced."
+    "meshd_store_checkpoints_total", "Checkpoints of a relaxed store: syncs of everything acknowledged."
 )
 store_unsynced_seconds = gauge(
     "meshd_store_unsynced_seconds",
@@ -386,15 +393,13 @@ store_corrupt_reads = counter("meshd_store_corrupt_reads_total", "Reads of bytes
 store_quarantined = gauge(
     "meshd_store_quarantined", "Versions whose bytes on this node are damaged.", mode="mostrecent"
 )
-store_disks_lost = gauge(
-    "meshd_store_disks_lost", "Directories of disks that are out of service.", mode="mostrecent"
-)
+store_disks_lost = gauge("meshd_store_disks_lost", "Disks that are out of service.", mode="mostrecent")
 quarantined = counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
 scrub_bytes = counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")
 scrub_passes = counter("meshd_scrub_passes_total", "Passes of the scrub over all data files.")
 scrub_repaired = counter("meshd_scrub_repaired_total", "Damaged versions restored from another node.")
 scrub_ended = gauge(
-    "meshd_scrub_ended_seconds", "End of the last whole pass, in seconds since 1970.", mode="mostrecent"
+    "meshd_scrub_ended_seconds", "End of the last complete scrub, in seconds since 1970.", mode="mostrecent"
 )
 store_off_home_writes = counter(
     "meshd_store_off_home_writes_total",
@@ -416,7 +421,7 @@ rebalance_missing_bytes = gauge(
     "meshd_rebalance_missing_bytes", "Bytes known to be missing on this node.", mode="mostrecent"
 )
 rebalance_dropped = counter(
-    "meshd_rebalance_dropped_total", "Names removed here because other nodes own them."
+    "meshd_rebalance_dropped_total", "Names removed from this node because other nodes own them."
 )
 rebalance_retained = gauge(
     "meshd_rebalance_retained",
@@ -448,16 +453,16 @@ lifecycle_expired = counter(
 )
 
 # processes; role is supervisor, worker, coordinator, transform or rebalancer
-process_restarts = counter("meshd_process_restarts_total", "Children that died and were replaced.", "role")
+process_restarts = counter("meshd_process_restarts_total", "Processes that died and were replaced.", "role")
 memory_bytes = gauge(
     "meshd_memory_bytes", "Memory of the machine, or the limit set for the node.", mode="mostrecent"
 )
 memory_free_bytes = gauge("meshd_memory_free_bytes", "Memory that may still be allocated.", mode="mostrecent")
 process_memory_bytes = gauge(
-    "meshd_process_memory_bytes", "Private memory of the processes.", "role", mode="mostrecent"
+    "meshd_process_memory_bytes", "Private memory of the node's processes.", "role", mode="mostrecent"
 )
-cores = gauge("meshd_cores", "Processors that the node may use.", mode="mostrecent")
-processes_up = gauge("meshd_processes_up", "Children that are ready.", "role", mode="mostrecent")
+cores = gauge("meshd_cores", "CPU cores that the node may use.", mode="mostrecent")
+processes_up = gauge("meshd_processes_up", "Processes of the node that are ready.", "role", mode="mostrecent")
 
 
 def op_label(op: str) -> str:

@@ -14,7 +14,7 @@ _MAX_KNOWN: Final = 400
 
 plan_rows = counter("meshd_plan_rows_total", "Rows rendered for batches of a plan.", "plan")
 plan_cpu_seconds = counter(
-    "meshd_plan_cpu_seconds_total", "Processor time that transform processes spent on a plan.", "plan"
+    "meshd_plan_cpu_seconds_total", "CPU time that transform processes spent on a plan.", "plan"
 )
 plan_read_seconds = counter(
     "meshd_plan_read_seconds_total",
@@ -32,7 +32,7 @@ plan_frames = counter(
 )
 loader_plan = gauge(
     "meshd_loader_plan_seconds",
-    "When a loop of a user last reported that it reads a plan: seconds since 1970.",
+    "Time of a training loop's last report that it reads a plan, in seconds since 1970.",
     "loader",
     "plan",
     "user",
@@ -40,7 +40,7 @@ loader_plan = gauge(
 )
 loader_epochs = gauge(
     "meshd_loader_epochs",
-    "How far a training loop is: epochs, with the share of the current one that it has received.",
+    "Progress of a training loop in epochs, including the share of the current epoch received.",
     "loader",
     mode="mostrecent",
 )
