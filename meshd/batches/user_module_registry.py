@@ -186,8 +186,9 @@ class UserModules:
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
                     help="a node runs a module with its own libraries, without files or network; the module "
-                    "must import by name everything that it does not define itself. What nodes lack: "
-                    "push it along (mesh op push --wheel NAME), or install it beside meshd on each",
+                    "must import by name everything that it does not define itself. If the nodes lack a "
+                    "library, send it with the module (mesh op push --wheel NAME), or install it beside "
+                    "meshd on every node",
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:

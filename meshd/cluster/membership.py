@@ -81,8 +81,8 @@ class Membership:
         _log.info("joined the cluster", extra={"node": self._me.node_id, "map": cluster.version})
         if cluster.slots < self._slots:
             _log.warning(
-                "the mesh has fewer slots than this node's setting `slots`, which counts when a mesh is "
-                "founded; `mesh cluster slots` splits those of a mesh that exists",
+                "the mesh has fewer slots than this node's setting `slots`, which applies to new meshes "
+                "only; to split the slots of this mesh, run `mesh cluster slots`",
                 extra={"slots": cluster.slots, "setting": self._slots},
             )
         await self._settle_empty()

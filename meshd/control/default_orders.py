@@ -56,7 +56,7 @@ class DefaultOrderTable:
         except VersionConflictError:
             found = await self.find(snapshot)
             if found is None:
-                raise ControlError(f"the order of {snapshot} was just recorded elsewhere") from None
+                raise ControlError(f"the order of {snapshot} was just recorded by another node") from None
             return found
         await self._drop_oldest()
         return order

@@ -272,7 +272,7 @@ class DocumentStore:
         try:
             return self.read_document(key)
         except (CorruptExtentError, DiskFailedError) as error:
-            _log.warning("a document is damaged and is made again", extra={"key": key, "why": str(error)})
+            _log.warning("a document is damaged and is rebuilt", extra={"key": key, "why": str(error)})
             return None
 
     async def find_shared(self, key: str) -> bytes | None:

@@ -139,7 +139,7 @@ class FailoverRead:
         metrics.reads_continued.labels("cut" if used is None else used.label).inc()
         extra = {"object": self._name, "from_byte": began}
         if used is None:
-            _log.warning("a response was cut", extra={**extra, "why": str(lost)})
+            _log.warning("a response was cut off", extra={**extra, "why": str(lost)})
         else:
             _log.warning("a response continued from another source", extra={**extra, "source": repr(used)})
 

@@ -30,7 +30,7 @@ def named_files(
     found = [entry for entry in listing if entry[0] in wanted]
     if missing := sorted(wanted - {key for key, _ in found})[:1]:
         raise EmptySnapshotError(
-            "source", f"s3://{source.bucket}/{missing[0]} is part of the table, and not there"
+            "source", f"s3://{source.bucket}/{missing[0]} is part of the table, but does not exist"
         )
     return found
 

@@ -182,7 +182,7 @@ class TableFiles:
             numbers = part.statistics.row_numbers(part.slices) if part.statistics is not None else None
             if numbers is not None and numbers.size != table.index.rows:
                 raise BatchError(
-                    "BadSample", f"{url} has other rows than its footer says", detail={"url": url}
+                    "BadSample", f"the rows of {url} do not match its footer", detail={"url": url}
                 )
             files.append(TableFile(part.key, part.record.etag, size, table.index, kept, numbers))
         return await asyncio.to_thread(build_from_tables, files, source=source, fields=resolved)

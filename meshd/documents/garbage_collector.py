@@ -303,7 +303,7 @@ class DamagedDocuments:
         for start in range(0, len(damaged), _PAGE):
             await self._store.delete_many(RESERVED_BUCKET, damaged[start : start + _PAGE])
         if damaged:
-            _log.warning("removed damaged documents, which are made again", extra={"number": len(damaged)})
+            _log.warning("removed damaged documents; they are rebuilt", extra={"number": len(damaged)})
             metrics.documents_damaged.inc(len(damaged))
             await quarantine.prune()
         return len(damaged)

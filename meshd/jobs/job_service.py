@@ -103,7 +103,7 @@ class JobService:
             return
         if spec.kind == "relayout" and source is not None and source.origin is not None:
             raise PlanError(
-                "source", f"{spec.source.bucket!r} has an origin: its cache is never put in order"
+                "source", f"{spec.source.bucket!r} has an origin: relayout does not apply to cached objects"
             )
         target = self._buckets.get(spec.target.bucket)
         if target is not None and target.view:

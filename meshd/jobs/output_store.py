@@ -189,7 +189,7 @@ class LocalOutputStore:
         try:
             await self._replicated.wait_replicated(bucket, key, record)
         except CorruptExtentError as error:
-            _log.warning("a damaged output is made again", extra={"key": key, "why": str(error)})
+            _log.warning("a damaged output is written again", extra={"key": key, "why": str(error)})
             return None
         return dict(record.metadata)
 
@@ -216,7 +216,7 @@ class LocalOutputStore:
         try:
             record = await writer.commit(meta, versioning=setting)
         except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
-            raise busy(f"an output is damaged and will be made again: {error}") from error
+            raise busy(f"an output is damaged and will be written again: {error}") from error
         failpoints.hit("jobs.output.committed")
         await self._settle(target, record)
 

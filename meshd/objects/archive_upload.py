@@ -129,7 +129,7 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, options: UnpackOptions)
     file = tar.extractfile(info)
     body = b"" if file is None else file.read()
     if len(body) != (0 if info.isdir() else info.size):
-        raise tarfile.ReadError(f"{info.name} is cut")
+        raise tarfile.ReadError(f"{info.name} is truncated")
     return Member(key, headers, body)
 
 
@@ -150,7 +150,7 @@ def _inflated(data: bytes) -> bytes:
         if len(found) > MAX_ARCHIVE_BYTES:
             raise _too_large("too many bytes, unpacked")
         if not stream.eof:
-            raise _invalid("the archive is cut")
+            raise _invalid("the archive is truncated")
         data = stream.unused_data.lstrip(b"\0")
     return bytes(found)
 
@@ -183,9 +183,9 @@ class ArchiveUploads:
     def check(self, operation: PutObject, size: int | None) -> None:
         """Refuse an archive before its body is read. Raises S3Error."""
         if operation.conditions is not None:
-            raise S3Error("NotImplemented", "An archive that is unpacked takes no conditions.")
+            raise S3Error("NotImplemented", "An upload that is unpacked cannot have conditional headers.")
         if self._backed is not None and self._backed.is_backed(operation.bucket):
-            raise S3Error("NotImplemented", "A bucket with an origin takes objects one by one.")
+            raise S3Error("NotImplemented", "Uploads cannot be unpacked into a bucket with an origin.")
         if size is not None and size > MAX_ARCHIVE_BYTES:
             raise _too_large(f"{size} bytes")
 

@@ -158,7 +158,7 @@ class OriginSampleSource:
         await self.fetch_into_cache(part.bucket, part.key, part.etag, facts.size)
         record = self.cached_record(part.bucket, part.key, part.etag)
         if record is None:
-            raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted meanwhile")
+            raise OriginChangedError(f"s3://{part.bucket}/{part.key} was evicted during the read")
         plain = await self._archives.decompressed(part.bucket, part.key, record, part.size)
         if plain.size != pinned_table(part.size)[1]:
             raise OriginChangedError(f"s3://{part.bucket}/{part.key} has another size")

@@ -95,7 +95,7 @@ class ObjectListings:
         table = routes(cluster, self._mesh.replica_count(bucket))
         primaries = table.primary_counts
         if sum(primaries.values()) < cluster.slots:
-            raise busy(f"{bucket} cannot be listed now: nodes that hold a part of it are away")
+            raise busy(f"{bucket} cannot be listed now: all owners of a part of it are away")
         return [node for node in cluster.nodes if node.node_id in primaries]
 
     async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
@@ -316,7 +316,7 @@ class MergedListings:
                     await self._mesh.report_suspect(error.node_id, version)
                 await self._mesh.wait_for_newer_map(version, 0.5)
             if self._clock.monotonic() > deadline:
-                raise S3Error("SlowDown", f"Not all nodes can be asked at present: {what}. Try again.")
+                raise S3Error("SlowDown", f"The listing is not complete at present: {what}. Try again.")
 
     async def _attempt(
         self,

@@ -61,7 +61,7 @@ class PeerDocuments:
                 elif answer is not None:
                     raise answer
         if silent:
-            raise busy(f"another node may have {key}, and does not answer: {silent}")
+            raise busy(f"another node may have {key}, but does not answer: {silent}")
         return None
 
     async def fetch_from_all_nodes(self, key: str) -> list[bytes]:

@@ -179,9 +179,9 @@ class ReplicaSearch:
 def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
     """Return the error for a part that no node could supply."""
     if lost.code == "NoSuchKey":
-        return BatchError("NoSuchKey", f"{name} is gone")
+        return BatchError("NoSuchKey", f"{name} no longer exists")
     if lost.code == "SnapshotChanged":
-        return BatchError("SnapshotChanged", f"{name} was replaced meanwhile", help="ask again")
+        return BatchError("SnapshotChanged", f"{name} was replaced during the read", help="retry the request")
     if lost.code == "Unreadable":
         return damaged(name, lost.message, {"url": name})
     return busy(f"{name} cannot be read now: {lost.message or lost.code}")

@@ -115,7 +115,7 @@ class ResumeSource:
         if record is None or not same or asked.offset + asked.length > record.size:
             raise S3Error("NoSuchVersion", f"{self._node_id} does not hold this version.")
         if record.broken:
-            raise S3Error("NoSuchVersion", f"What {self._node_id} has of it is damaged.")
+            raise S3Error("NoSuchVersion", f"The copy of {self._node_id} is damaged.")
         return self._pieces(record, asked.offset, asked.length)
 
     async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:

@@ -59,7 +59,7 @@ class LogLevelWatcher:
         level = asked.level if asked else self._configured
         logs.set_level("warning")  # so that the next line is written at any level
         _log.warning(
-            "the log level changes",
+            "the log level was changed",
             extra={"now": level, "seconds": round(asked.until - now) if asked else "for good"},
         )
         logs.set_level(level)

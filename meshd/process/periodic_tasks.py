@@ -102,7 +102,7 @@ async def leave_unusable_index(store: Store) -> None:
     """End this process if it cannot use the index any more, after a failed sync of a meta page. Its successor
     can."""
     if not store.disk_health.index_is_usable:
-        _log.critical("this process cannot use the index any more, and is replaced: see the kernel log")
+        _log.critical("this process can no longer use the index and is replaced: see the kernel log")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -163,7 +163,8 @@ def checkpoint_tasks(node: NodeContext) -> list[PeriodicTask]:
                     await stop_after_lost_sync(node, error)
                 else:
                     _log.error(
-                        "a sync of the cache failed: its next start is empty", extra={"why": str(error)}
+                        "a sync of the cache failed: it is empty after a restart",
+                        extra={"why": str(error)},
                     )
                     await asyncio.to_thread(store.checkpointer.abandon)
             else:

@@ -72,9 +72,7 @@ _disk_log = logging.getLogger("meshd.disks")
 def require_covered_disk(settings: NodeSettings, path: Path, how: str) -> None:
     """Raise FormatError unless the node may start without the disk; `how`: `is missing`, `cannot be read`."""
     if path in settings.lost_disks:
-        _disk_log.warning(
-            "starting without a disk, as --lost-disk says", extra={"disk": str(path), "why": how}
-        )
+        _disk_log.warning("starting without a disk (--lost-disk)", extra={"disk": str(path), "why": how})
     elif settings.cluster.control is None:
         raise FormatError(
             f"disk {path} {how}; mount it and start again with its --disk. If it is lost for good, "

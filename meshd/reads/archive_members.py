@@ -200,12 +200,12 @@ class MemberService:
 
     def _record(self, bucket: str, key: str, version: str | None) -> Record:
         if self._is_view(bucket):
-            raise S3Error("NotImplemented", "Members are read of stored archives, not of those of a view.")
+            raise S3Error("NotImplemented", "Members can be read of stored archives only, not of a view's.")
         record = self._versions.find_version(bucket, key, version)
         if archive_kind(key) is None:
             raise S3Error(
                 "InvalidRequest",
-                "Its name is not that of an archive: .tar, .tar.gz, .tgz, .tar.zst, .tzst or .zip.",
+                "The key must end in .tar, .tar.gz, .tgz, .tar.zst, .tzst or .zip to be read as an archive.",
             )
         return record
 

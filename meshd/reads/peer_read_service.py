@@ -149,7 +149,7 @@ class PeerReadService:
             with self._store.open_spans(record, blob.offset, blob.length) as spans:
                 await self._proofs.current().require_verified([span.sub_span(0, 0) for span in spans])
         except CorruptExtentError:
-            return "Unreadable", f"what {self._mesh.node_id} has of it is damaged"
+            return "Unreadable", f"the copy on {self._mesh.node_id} is damaged"
         except StoreError as error:  # compaction is moving the extent, or its disk is lost
             return "Busy", f"{self._mesh.node_id}: {error}"
         return None
@@ -176,12 +176,12 @@ class PeerReadService:
         NotHereError."""
         record = self._store.get(bucket, key)
         if record is not None and record.broken:
-            raise NotHereError(f"what {self._mesh.node_id} has of s3://{bucket}/{key} is damaged")
+            raise NotHereError(f"the copy of s3://{bucket}/{key} on {self._mesh.node_id} is damaged")
         if record is not None and record.etag == etag:
             return record
         self._require_reader(bucket, key)
         if record is None:
-            raise BatchError("NoSuchKey", f"s3://{bucket}/{key} is not there")
+            raise BatchError("NoSuchKey", f"s3://{bucket}/{key} does not exist")
         raise BatchError("SnapshotChanged", f"s3://{bucket}/{key} was replaced")
 
     def _is_replica(self, bucket: str, key: str) -> bool:
@@ -260,7 +260,7 @@ class PeerReadService:
         record = await self._objects.find(bucket, key)
         if record is None or record.etag != etag:
             code: Code = "NoSuchKey" if record is None else "SnapshotChanged"
-            raise BatchError(code, f"s3://{bucket}/{key} is not there, or was replaced")
+            raise BatchError(code, f"s3://{bucket}/{key} does not exist, or was replaced")
         return record
 
     @handler(READ_DOCUMENT)

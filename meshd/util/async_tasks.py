@@ -150,7 +150,7 @@ async def finish_before_cancel(
                 task.cancel()
             await asyncio.wait((task,), timeout=patience)
             if not task.done():
-                _log.warning("work goes on though its caller has ended", extra={"seconds": patience})
+                _log.warning("work continues after its caller has ended", extra={"seconds": patience})
         raise
 
 

@@ -89,7 +89,7 @@ async def run_operator(settings: OperatorSettings, cluster: KubeConfig) -> int:
     async with serve_health(manager, settings.health):
         manager.start()
         await end.wait()
-        _log.info("the operator stops")
+        _log.info("stopping the operator")
         await manager.stop()
     return int(manager.failed)
 

@@ -207,7 +207,7 @@ class Writer:
             except PreconditionError as error:
                 if not self._is_stored(key, file, metadata):
                     raise ConfigurationError(
-                        f"s3://{self._place.bucket}/{key} was written by another writer meanwhile, with "
+                        f"s3://{self._place.bucket}/{key} has been written by another writer, with "
                         "other contents: give each writer of a folder its own name=. If it was this program "
                         "before it was killed, start it again with resume=True"
                     ) from error

@@ -170,7 +170,7 @@ class MemoryStore:
 
     def _bytes(self, extent: Extent) -> bytes:
         if extent.file not in self._blobs:
-            raise ExtentGoneError("the object was removed meanwhile; look it up again")
+            raise ExtentGoneError("the source was removed during the copy; look it up again")
         data = os.pread(self._blobs[extent.file], extent.length, extent.offset)
         if len(data) != extent.length or checksums.crc32c(data) != extent.crc32c:
             raise CorruptExtentError(f"extent {extent} is damaged")
@@ -282,7 +282,7 @@ class MemoryStore:
     ) -> Sequence[Record]:
         self.require_epoch(context)
         if any(checksums.crc32c(new.data) != new.crc32c for new in objects):
-            raise CorruptExtentError("bytes were changed on their way")
+            raise CorruptExtentError("bytes were corrupted in transit")
         return [
             self.enter(bucket, new.key, new.meta, (self.keep(new.data),), (), None, versioning, context)
             for new in objects

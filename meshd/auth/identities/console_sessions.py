@@ -78,7 +78,7 @@ class ConsoleSessions:
             hmac.compare_digest(secret_key.encode(), b"-" * 40)  # an unknown key costs the same time
             known = None
         if known is None or not hmac.compare_digest(known.secret_key.encode(), secret_key.encode()):
-            raise S3Error("AccessDenied", "No such access key, or not its secret key.")
+            raise S3Error("AccessDenied", "The access key does not exist, or the secret key is wrong.")
         now = self._clock.now_ms() // 1000
         mark = b"" if token else self._credentials.key_mark(access_key)
         return self._seal(_Claims(access_key, token, now, now + IDLE_SECONDS, mark))
@@ -116,7 +116,7 @@ class ConsoleSessions:
         if len(cookie) > MAX_COOKIE:
             raise S3Error(
                 "AccessDenied",
-                "These temporary credentials are too long for a cookie of a browser.",
+                "These temporary credentials are too long for a browser cookie.",
             )
         return cookie
 

@@ -121,7 +121,7 @@ class IdentityAdmin:
             return user
 
         await self._table.update_entry(User, new.user_id, create)
-        _log.info("user made", extra={"user": new.user_id})
+        _log.info("user created", extra={"user": new.user_id})
         return self.get_user(new.user_id)
 
     async def change_user(self, user_id: str, change: UserChange) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class IdentityAdmin:
             return key
 
         await self._table.update_entry(Key, access_key, create)
-        _log.info("key made", extra={"user": new.user_id, "key": access_key})
+        _log.info("key created", extra={"user": new.user_id, "key": access_key})
         return self._show_key(key) | {"secret_key": secret_key}
 
     async def change_key(self, access_key: str, change: KeyChange) -> dict[str, Any]:

@@ -66,7 +66,7 @@ async def discover_sign_in(provider: IdentityProvider) -> SignInEndpoints:
     found = [document.get(f"{name}_endpoint") for name in ("authorization", "token")]
     for url in found:
         if not isinstance(url, str):
-            raise IssuerError(f"{provider.issuer} does not say where it signs people in")
+            raise IssuerError(f"{provider.issuer} publishes no authorization_endpoint or no token_endpoint")
         check_url(url, allow_http=provider.allow_http)
     return SignInEndpoints(*map(str, found))
 
@@ -86,7 +86,7 @@ async def exchange_code(provider: IdentityProvider, url: str, fields: Mapping[st
 async def _key_set_url(provider: IdentityProvider) -> str:
     url = (await _discover(provider)).get("jwks_uri")
     if not isinstance(url, str):
-        raise IssuerError(f"{provider.issuer}{_DISCOVERY} does not say where the keys are (jwks_uri)")
+        raise IssuerError(f"{provider.issuer}{_DISCOVERY} does not name the key set (jwks_uri)")
     return url
 
 
@@ -106,7 +106,7 @@ async def _discover(provider: IdentityProvider) -> dict[str, Any]:
     body = await _fetch(where, provider, _MAX_DISCOVERY_BYTES, public_only=False)
     document = _parsed(where, body)
     if document.get("issuer") != provider.issuer:
-        raise IssuerError(f"{where} describes another issuer; it must be exactly that of the provider")
+        raise IssuerError(f"{where} describes another issuer than the provider's; they must be equal")
     return document
 
 

@@ -165,11 +165,11 @@ class StoredSequences:
         self._open.pop(key, None)
         if error.gone:
             return
-        _log.warning("stored sequences cannot be read", extra={"key": key, "why": str(error)})
+        _log.warning("cannot read stored sequences", extra={"key": key, "why": str(error)})
         try:
             await self._store.delete_many(RESERVED_BUCKET, [key])
         except StoreError as failure:
-            _log.warning("cannot remove them", extra={"key": key, "why": str(failure)})
+            _log.warning("cannot remove stored sequences", extra={"key": key, "why": str(failure)})
 
     async def store(
         self, sequences: SequenceSet, chunk: int, lengths: Integers, columns: Mapping[str, npt.NDArray[Any]]
@@ -203,7 +203,7 @@ class StoredSequences:
                 lengths, columns = await renderer.render(sequences, sequences.samples_in(chunk))
                 await self.store(sequences, chunk, lengths, columns)
             except BatchError as error:  # the next frame that needs the chunk asks for it again
-                _log.info("sequences are not stored now", extra={"key": key, "why": str(error)})
+                _log.info("cannot store sequences now", extra={"key": key, "why": str(error)})
             finally:
                 self._wanted.pop(key, None)
 

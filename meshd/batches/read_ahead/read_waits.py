@@ -65,4 +65,4 @@ class ReadWaitClient:
                 WAIT_READ, WaitRequest([(path, offset, length) for path, offset, length, *_ in pieces])
             )
         except BatchError as error:  # they are read without waiting
-            _log.info("reads for another node do not wait", extra={"why": str(error)})
+            _log.info("reads for another node do not wait for their window", extra={"why": str(error)})

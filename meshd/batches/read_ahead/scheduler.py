@@ -143,7 +143,7 @@ class ReadScheduler:
         try:
             self._note_request(plan, snapshot, address, in_parts, use_decoded)
         except Exception:  # the builder reports what is wrong with the plan
-            _log.exception("the batches of a plan are not read ahead")
+            _log.exception("cannot read the batches of a plan ahead")
 
     def _note_request(
         self, plan: Plan, snapshot: Snapshot, address: FrameAddress, in_parts: bool, use_decoded: bool
@@ -178,7 +178,7 @@ class ReadScheduler:
         try:
             windows = await self._windows_of(cursor, first, min(first + address.batch, cursor.order.n))
         except Exception:
-            _log.exception("a batch is built without waiting for its reads ahead")
+            _log.exception("cannot wait for the reads ahead of a batch; it is built without them")
         metrics.read_ahead_wait_seconds.inc(self._clock.monotonic() - began)
         found = Arrivals(windows, self._clock)
         await found.until_begun()
@@ -332,7 +332,7 @@ class ReadScheduler:
             if not cursor.dropped:
                 await self._submit(cursor.snapshot, samples, window, plan=cursor.plan.hash)
         except Exception:
-            _log.exception("a window of coming batches is not read ahead")
+            _log.exception("cannot read a window of upcoming batches ahead")
             window.give_up()
 
     async def _submit(

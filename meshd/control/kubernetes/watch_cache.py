@@ -123,7 +123,7 @@ class WatchCache:
                 _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
                 self._lost = type(error)
             except Exception:
-                _log.exception("the watch of the control store failed; it begins again")
+                _log.exception("the watch of the control store failed and will be restarted")
             if not self._closed and self._copy.revision == began:
                 threading.Event().wait(_PAUSE)
 

@@ -109,7 +109,7 @@ class FailureLog:
         now = self._clock.monotonic()
         if self._next is None or now >= self._next:
             self._next = now + _TOLD
-            _log.warning("an origin fails", extra={"bucket": self._name, "why": str(error)})
+            _log.warning("requests to an origin fail", extra={"bucket": self._name, "why": str(error)})
 
     def record_success(self) -> None:
         """Record that a request succeeded."""

@@ -47,7 +47,7 @@ def recover_cache(settings: StoreSettings) -> None:
     try:
         recover(settings, _skip_lost_disk)
     except FormatError as error:
-        _log.warning("the cache cannot be read: it starts empty", extra={"why": str(error)})
+        _log.warning("cannot read the cache: it starts empty", extra={"why": str(error)})
         _remove_all(settings)
         recover(settings, _skip_lost_disk)
 
@@ -69,7 +69,7 @@ def forget_writes_through(settings: NodeSettings) -> None:
     with closing(Store.open(settings.store, writer="s", clock=clock)) as store:
         number = asyncio.run(_forget_writes_through(store, backed))
     if number:
-        _log.info("writes through to an origin were not finished: they are removed", extra={"number": number})
+        _log.info("removed unfinished writes through to an origin", extra={"number": number})
 
 
 async def _forget_writes_through(store: Store, buckets: Iterable[str]) -> int:

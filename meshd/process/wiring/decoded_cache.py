@@ -84,7 +84,7 @@ def _opened(
         cache = DecodedCache(segments, directory, clock.monotonic, rate, quota)
         cache.fit(*cache.measure_disk())
     except OSError as error:
-        _log.warning("no decoded samples are kept", extra={"why": str(error)})
+        _log.warning("cannot use the decoded cache: it is off", extra={"why": str(error)})
         return None
     return cache
 

@@ -189,14 +189,14 @@ class ConsoleEndpoint:
     async def _sign_in(self, request: MeshRequest) -> Reply:
         self._check_origin(request)
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise S3Error("InvalidArgument", "Sign in with a document of JSON.")
+            raise S3Error("InvalidArgument", "To sign in, send a document of the type application/json.")
         http = self._deps.http
         body = RequestBody(request, request_head(request, http.max_header_bytes), http.body_timeout)
         data = await body.whole(BodyDigests(), _MAX_SIGN_IN)
         try:
             wanted = msgspec.json.decode(data, type=SignIn)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise S3Error("InvalidArgument", "Sign in with access_key and secret_key.") from error
+            raise S3Error("InvalidArgument", "To sign in, send access_key and secret_key.") from error
         trace = request.trace
         trace.access_key = wanted.access_key[:128]
         cookie = self._sessions.sign_in(wanted.access_key, wanted.secret_key, wanted.session_token)
@@ -280,7 +280,7 @@ class ConsoleEndpoint:
         except ValueError:  # not a URL
             foreign = True
         if foreign or site not in ("same-origin", "none"):
-            raise S3Error("AccessDenied", "Requests of other sites are not accepted here.")
+            raise S3Error("AccessDenied", "Requests from other sites are not accepted here.")
 
     # --- what a session requests ----------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ class EventStreams:
         pairs = parse_qsl(request.raw_path.partition("?")[2], max_num_fields=16)
         targets = [value for name, value in pairs if name == "watch"]
         if not targets or not set(targets) <= set(WATCHABLE):
-            raise S3Error("InvalidArgument", f"A page can watch {', '.join(WATCHABLE)}.")
+            raise S3Error("InvalidArgument", f"watch must be one or more of {', '.join(WATCHABLE)}.")
         if self._open >= MAX_STREAMS:
             raise S3Error("SlowDown", "Too many pages of the console are open.", headers={"retry-after": "5"})
         self._sessions.open(cookie)

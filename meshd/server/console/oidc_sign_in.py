@@ -104,7 +104,7 @@ class OidcSignIn:
         except ValueError:  # more fields than any provider sends
             given = {}
         if not hmac.compare_digest(given.get("state", "").encode(errors="replace"), begun.state.encode()):
-            raise S3Error("AccessDenied", "This sign-in did not begin in this browser: begin again.")
+            raise S3Error("AccessDenied", "This sign-in was not started in this browser: start again.")
         code = given.get("code", "")
         if not code or len(code) > _MAX_CODE:
             why = given.get("error", "no code")[:80]
@@ -153,7 +153,8 @@ class OidcSignIn:
         provider = None if role is None else self._roles.providers().get(role.provider)
         if provider is None:
             raise S3Error(
-                "AccessDenied", f"There is no role {self._settings.role}, so nobody can sign in by it."
+                "AccessDenied",
+                f"The role {self._settings.role} does not exist: ask root to add it.",
             )
         return provider
 
@@ -163,7 +164,7 @@ class OidcSignIn:
         return base64.urlsafe_b64encode(code + payload).rstrip(b"=").decode()
 
     def _open(self, cookie: str) -> _Begun:
-        again = S3Error("AccessDenied", "The sign-in took too long, or did not begin here: begin again.")
+        again = S3Error("AccessDenied", "The sign-in took too long, or was not started here: start again.")
         try:
             sealed = base64.b64decode(cookie + "=" * (-len(cookie) % 4), altchars=b"-_", validate=True)
             code, payload = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
@@ -178,5 +179,5 @@ class OidcSignIn:
 
 
 def _unreachable(provider: IdentityProvider, error: Exception) -> S3Error:
-    _log.warning("nobody can be signed in", extra={"idp": provider.name, "why": str(error)[:300]})
-    return S3Error("ServiceUnavailable", f"The identity provider {provider.name} did not answer as it must.")
+    _log.warning("cannot sign users in", extra={"idp": provider.name, "why": str(error)[:300]})
+    return S3Error("ServiceUnavailable", f"The identity provider {provider.name} failed; see the node's log.")

@@ -398,7 +398,7 @@ class S3Endpoint:
                     # the read.
                     return Reply(status, headers, reader.read_range(operation, found), self._now())
         except (PartialReadError, ReadLostError) as error:  # the connection is cut
-            log.warning("an answer under way was cut", extra={"request": trace.request_id, "why": str(error)})
+            log.warning("a response was cut off", extra={"request": trace.request_id, "why": str(error)})
             raise ConnectionAbortedError(str(error)) from error
         except (CorruptExtentError, DiskFailedError) as error:
             again = await self._deps.views.rebuild_result(asked, found.record.etag)

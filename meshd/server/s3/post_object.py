@@ -56,7 +56,7 @@ class PostObjectHandler:
         """Store the file of a form. Raises S3Error: MalformedPOSTRequest, AccessDenied,
         InvalidPolicyDocument, EntityTooLarge and others, and what storing raises."""
         if call.identity is not ANONYMOUS_IDENTITY:
-            raise S3Error("InvalidArgument", "A form is signed by its policy, not by a header or a query.")
+            raise S3Error("InvalidArgument", "A form is signed by its policy field, not by header or query.")
         form = _Form(call, operation.content_type)
         try:
             return await self._store(call, operation, form)

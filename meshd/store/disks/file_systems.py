@@ -120,7 +120,7 @@ def require_index_file_system(directory: Path, mounts: Path = _MOUNTS) -> None:
     if found.is_network:
         raise FormatError(
             f"an index on a network file system may be damaged without notice. {advice}. "
-            "`index-file-system: any` starts all the same"
+            "The setting `index-file-system: any` skips this check"
         )
     if found.kind.startswith("fuse") and not _maps_show_writes(directory):
         raise FormatError(

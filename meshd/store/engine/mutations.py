@@ -285,7 +285,7 @@ class LinkObject(Mutation):
     def check(self, batch: WriteBatch, txn: Any) -> None:
         for extent in self.source.extents:
             if extent not in self.copied and batch.index.get_file(txn, extent.file) is None:
-                raise ExtentGoneError("the source of the copy was removed meanwhile; look it up again")
+                raise ExtentGoneError("the source was removed during the copy; look it up again")
         check_write_conditions(self.conditions, batch.index.get_in(txn, self.bucket, self.key))
 
     def write_data(self, batch: WriteBatch, txn: Any | None) -> None:

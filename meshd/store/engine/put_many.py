@@ -51,6 +51,6 @@ class PutMany(Mutation):
 def _put_of(bucket: str, new: NewObject, versioning: Versioning) -> PutObject:
     """Raises CorruptExtentError."""
     if checksums.crc32c(new.data) != new.crc32c:
-        raise CorruptExtentError(f"the bytes of {new.key} were changed on their way; send them again")
+        raise CorruptExtentError(f"the bytes of {new.key} were corrupted in transit; send them again")
     payload = Payload(len(new.data), new.crc32c, (new.data,))
     return PutObject(bucket, new.key, new.meta, payload, None, versioning)

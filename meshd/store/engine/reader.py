@@ -204,7 +204,7 @@ class ExtentReader:
             if not self._disks.is_present(extent.disk):
                 raise _lost() from error
             raise ExtentGoneError(
-                "the data file was removed or moved meanwhile; look the object up again"
+                "the data file was removed or moved during the read; look the object up again"
             ) from error
         except OSError as error:
             raise store_error_from(error) from error

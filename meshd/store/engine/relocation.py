@@ -167,7 +167,7 @@ class Relocator:
             if disk in self._disks.roots and self.free_bytes(disk) <= size:
                 raise DiskFullError(
                     f"{self._disks.roots[disk]} is full: free some space, or wait for compaction, and start "
-                    "the job again; it goes on where it stopped"
+                    "the job again; it continues where it stopped"
                 )
 
 

@@ -129,7 +129,7 @@ def load_library() -> Any:
         import pydicom
     except ImportError as error:
         raise ConfigurationError(
-            "mesh.open_dicom reads headers with pydicom, here and on the nodes: "
+            "mesh.open_dicom needs pydicom, here and on the nodes, to read headers: "
             "pip install 'shardmesh[medical]'"
         ) from error
     return pydicom
@@ -269,7 +269,7 @@ def open_dicom(
         raise NotFoundError(f"there is no series of DICOM images of one frame in {source}")
     if (slices is not None and slices < 1) or (stride is not None and (slices is None or stride < 1)):
         raise ConfigurationError(
-            f"slices={slices}, stride={stride}: both at least 1, stride with slices alone"
+            f"slices={slices}, stride={stride}: both must be at least 1, and stride needs slices"
         )
     windows = [
         (number, first)

@@ -102,7 +102,7 @@ def load_library() -> Any:
         import tifffile
     except ImportError as error:
         raise ConfigurationError(
-            "mesh.open_slides reads directories with tifffile: pip install 'shardmesh[medical]'"
+            "mesh.open_slides needs tifffile to read TIFF directories: pip install 'shardmesh[medical]'"
         ) from error
     return tifffile
 
@@ -199,7 +199,7 @@ def open_slides(
     height, width = (window, window) if isinstance(window, int) else window
     steps = (height, width) if stride is None else (stride, stride) if isinstance(stride, int) else stride
     if min(height, width, *steps) < 1:
-        raise ConfigurationError(f"window={window}, stride={stride}: all at least 1")
+        raise ConfigurationError(f"window={window}, stride={stride}: all must be at least 1")
     source, objects = parse_source(check_source(url)), Objects()
     found: list[tuple[str, int, SlideLevel, Integers]] = []
     for entry in client.list(source.bucket, source.prefix):

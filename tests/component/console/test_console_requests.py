@@ -79,7 +79,10 @@ def test_the_cookie_is_for_the_console_alone_and_names_no_secret(daemon: Daemon)
 @pytest.mark.parametrize(("access_key", "secret_key"), [("nobody", "x" * 20), ("", "wrong")])
 def test_a_wrong_pair_is_refused_in_the_same_words(daemon: Daemon, access_key: str, secret_key: str) -> None:
     answer = ConsoleClient.of(daemon).sign_in(access_key, secret_key)
-    assert (answer.status, message_of(answer)) == (403, "No such access key, or not its secret key.")
+    assert (answer.status, message_of(answer)) == (
+        403,
+        "The access key does not exist, or the secret key is wrong.",
+    )
     assert "set-cookie" not in answer.headers
 
 
@@ -108,7 +111,10 @@ def test_other_origins_are_refused(page: ConsoleClient, headers: dict[str, str])
         page.send("GET", f"{PREFIX}/download/shown/x", headers=headers),
         page.send("POST", f"{PREFIX}/session", b"{}", {"Content-Type": "application/json", **headers}),
     ):
-        assert (answer.status, message_of(answer)) == (403, "Requests of other sites are not accepted here.")
+        assert (answer.status, message_of(answer)) == (
+            403,
+            "Requests from other sites are not accepted here.",
+        )
 
 
 @pytest.mark.parametrize("other", ["seen[0]=1", "a,b=c", 'theme={"dark": true}', "é=1", "alone", "=1", ""])

@@ -184,7 +184,7 @@ def test_a_key_without_rights_is_told_so_in_sentences(daemon: Daemon, chromium: 
         browser.page.fill("[name=access]", key["access_key"])
         browser.page.fill("[name=secret]", "wrong")
         browser.page.click("button[type=submit]")
-        browser.page.wait_for_selector("text=No such access key, or not its secret key.")
+        browser.page.wait_for_selector("text=The access key does not exist, or the secret key is wrong.")
         browser.sign_in(key["access_key"], key["secret_key"])
         browser.page.wait_for_selector("text=are shown to root alone")
         for address in ("/buckets/photos", "/users"):

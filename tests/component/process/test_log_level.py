@@ -72,7 +72,7 @@ def answered(node: Daemon) -> set[str]:
 
 
 def changes(node: Daemon) -> list[tuple[str, str]]:
-    found = [line for line in lines(node) if line["message"] == "the log level changes"]
+    found = [line for line in lines(node) if line["message"] == "the log level was changed"]
     return [(line["now"], str(line["seconds"])) for line in found]
 
 

@@ -282,7 +282,7 @@ def test_a_request_of_a_killed_writer_that_arrives_late_is_met(
                     out.write({"bin": number.to_bytes(4, "little") * 1000})
 
         if "urandom" in value:
-            with pytest.raises(ConfigurationError, match=f"{key} was written by another writer meanwhile"):
+            with pytest.raises(ConfigurationError, match=f"{key} has been written by another writer"):
                 write(out)
             out = mesh.Writer(f"s3://{bucket}/made", shard_samples=10, resume=True, client=client)
             assert out.position == late * 10 + 10
@@ -302,7 +302,7 @@ def test_equal_writers_side_by_side_are_one_until_they_differ(client: Client, bu
             one.write({"cls": number})
         one.close()
         two.write({"cls": 0})
-        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar has been written by another writer"):
             two.close()
     with mesh.Writer(f"{url}/2", client=client) as one, mesh.Writer(f"{url}/2", client=client) as two:
         one.write({"cls": 0})
@@ -314,7 +314,7 @@ def test_equal_writers_side_by_side_are_one_until_they_differ(client: Client, bu
         one.write({"cls": 0})
         one.close()
         two.write({"cls": 1})  # of the same length
-        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar has been written by another writer"):
             two.close()
 
 
@@ -324,7 +324,7 @@ def test_writers_side_by_side_have_names(client: Client, bucket: str) -> None:
         one.write({"cls": 1})
         one.close()
         two.write({"cls": 2})
-        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar was written by another writer"):
+        with pytest.raises(ConfigurationError, match=r"shard-000000\.tar has been written by another writer"):
             two.close()
     assert client.get(bucket, "made/shard-000000.tar").count(b"1") > 0
     with mesh.Writer(url, name="rank-1", client=client) as other:

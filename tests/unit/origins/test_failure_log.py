@@ -59,7 +59,7 @@ def test_it_is_told_once_a_minute_and_when_it_is_over(caplog: pytest.LogCaptureF
         with pytest.raises(OriginDownError):
             ask(origin)
         clock.advance(3)
-    assert lines(caplog) == [("an origin fails", "503")] * 2
+    assert lines(caplog) == [("requests to an origin fail", "503")] * 2
     behind.error = OriginMissingError("it answers, but has no such key")
     with pytest.raises(OriginMissingError):
         ask(origin)
@@ -69,7 +69,7 @@ def test_it_is_told_once_a_minute_and_when_it_is_over(caplog: pytest.LogCaptureF
     behind.error = OriginRefusedError("check its credentials")
     with pytest.raises(OriginRefusedError):
         ask(origin)
-    assert lines(caplog)[3:] == [("an origin fails", "check its credentials")]
+    assert lines(caplog)[3:] == [("requests to an origin fail", "check its credentials")]
 
 
 def test_who_is_told_at_once_counts_as_one_who_asked() -> None:
@@ -93,4 +93,4 @@ def test_credentials_that_are_not_there_are_told_and_counted(
     with pytest.raises(OriginRefusedError):
         origins.origin_for(bucket)
     assert counted() - before == 1
-    assert [message for message, why in lines(caplog) if "lost" in why] == ["an origin fails"]
+    assert [message for message, why in lines(caplog) if "lost" in why] == ["requests to an origin fail"]

@@ -118,7 +118,7 @@ def test_hardware_carries_its_workload_and_more_jobs_need_more() -> None:
     ("values", "message"),
     [
         ({"data_bytes": 1.0}, "samples missing"),
-        ({"data_bytes": 1e9, "samples": 10.0}, "say how many GPUs"),
+        ({"data_bytes": 1e9, "samples": 10.0}, "give the number of GPUs"),
         ({"data_bytes": 1e9, "samples": 10.0, "epocs": 3}, "did you mean 'epochs'"),
         ({"data_bytes": 1e9, "samples": 0, "deadline_seconds": 9}, "samples is 0"),
         ({"data_bytes": 1e9, "samples": 9, "jobs": 1.5}, "jobs is 1.5"),

@@ -289,7 +289,7 @@ def test_the_wait_ends_at_a_second_cancellation_or_after_a_time(caplog: pytest.L
 
     with caplog.at_level(logging.WARNING):
         run(check())
-    assert "work goes on though its caller has ended" in caplog.text
+    assert "work continues after its caller has ended" in caplog.text
 
 
 def test_what_work_returns_or_raises_is_its_callers() -> None:

@@ -58,7 +58,7 @@ def simulate(
             session.show(f"{name:16} {about}", scenario=name, about=about)
         return 0
     if scenario is None:
-        raise ConfigurationError("which scenario? Name one that ships (--list shows them), or a TOML file")
+        raise ConfigurationError("no scenario given: name a built-in one (--list shows them), or a TOML file")
     text = scenario_text(scenario)
     if show:
         click.echo(text, nl=False)

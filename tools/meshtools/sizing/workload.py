@@ -69,8 +69,8 @@ class Workload:
             raise ConfigurationError("deadline_seconds must be above 0")
         if not self.appetite_bytes_per_second and self.deadline_seconds is None:
             raise ConfigurationError(
-                "say how many GPUs there are and what each consumes (--gpus with --gpu-rate or "
-                "--gpu-samples), or give a deadline (--within)"
+                "give the number of GPUs and what each consumes (--gpus with --gpu-rate or "
+                "--gpu-samples), or a deadline (--within)"
             )
 
     @property
