@@ -1,9 +1,9 @@
-"""Rows of a batch, for people: which sample each is, of which bytes of which objects, and what the ops drew
-for it: this crop of that file. Slice and order are computed as for the batch itself.
+"""Descriptions of the rows of a batch: the sample, the bytes and objects it consists of, and the random draws
+of the ops, such as which crop of which file. Slice and order are computed as for the batch itself.
 
-Law: the draws are those of the row itself, by the same keys, so that a description and the row agree. Nothing
-is decoded: only the first bytes of the row's sources are read, for the sizes of images. What depends on more
-than the size is not described.
+Law: the draws are those of the row itself, by the same keys, so a description always matches the row. Nothing
+is decoded: only the first bytes of the row's sources are read, for the sizes of images. Results that depend
+on more than the size are not described.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Batched changes: nodes that join or become complete at the same time do so in few versions of the map.
+"""Batched changes: nodes that join or become complete at the same time share few versions of the map.
 
-Each version costs every node the whole map and a new placement: 500 nodes which join 1,000 one by one would
-cost 2,000 of both. Law: a node tells the control store what it is about to change, waits
-(`transitions.batch_seconds`), and then makes its own change by compare-and-swap, as ever, together with what
-others have told; most find theirs made. Nobody depends on another node. Invariant: what was told stays true
-until the node's state changes, which `transitions` compares, so it does not matter when or by whom it is
-entered.
+Each version costs every node the whole map and a new placement; if 500 nodes joined 1,000 others one by one,
+there would be 2,000 versions. Law: a node announces its change in the control store, waits
+(`transitions.batch_seconds`), and then makes it by compare-and-swap, together with the changes that others
+have announced; most nodes find their change already made. No node depends on another. Invariant: an
+announcement is valid until the node's state changes, which `transitions` compares, so it does not matter when
+or by which node it is carried out.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Law: a directory belongs to one node of one cluster for good. A node refuses to 
 another cluster or node, or on objects written before the map existed; they are never mixed. The control
 store keeps a generation count per directory (`directories/NODE`). A directory whose count differs (the
 node has run on another one since, or this is an older disk image) is not trusted: the node compares its
-contents with the other owners as if it were empty. The same entry says at which count the node last
-started, or lost a process: its last writes may not have reached the other owners, who compare with it.
+contents with the other owners as if it were empty. The same entry records the count at which the node last
+started or lost a process; the other owners then compare with it, since they may lack its last writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership of this node: its lease, its place in the map, and its return after it was marked away.
 
 Law: exactly one process of a node, the coordinator, does this. The lease proves that the node is alive
-and ties its id to a directory; only the lease holder says what the node's own entry in the map is to be.
+and ties its id to a directory; only the lease holder writes the node's own entry in the map.
 While the control store is unreachable nothing changes; the node acquires a new lease afterwards.
 """
 

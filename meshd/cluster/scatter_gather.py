@@ -1,6 +1,6 @@
-"""Questions to all other nodes at once: what each counts about itself, and the last entries of its audit log.
+"""Requests to all other nodes at once: for the counters of each, and for the last entries of its audit log.
 
-A node that does not answer in time is missing from the result and named in it; nothing waits for it longer.
+A node that does not answer in time is left out of the result, which names it.
 Audit entries are merged by time; each node reads the end of its own log, if it has one in a file.
 """
 

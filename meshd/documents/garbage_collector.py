@@ -5,8 +5,9 @@ deleted documents, and each node removes its own copies. An unreachable node pos
 index is rebuilt on demand, so it is removed once no snapshot pins its file and it has been unused for a
 while. A document is kept whenever there is doubt.
 
-A damaged document of `REBUILT_PREFIXES` is removed as soon as it is in quarantine; no other node is asked for
-it, and the process that needs it makes it again. All others stay there until another node supplies them.
+A damaged document of `REBUILT_PREFIXES` is removed as soon as it is in quarantine; it is not requested from
+other nodes, and the process that needs it rebuilds it. Other documents stay there until another node supplies
+them.
 """
 
 from __future__ import annotations

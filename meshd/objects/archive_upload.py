@@ -1,4 +1,4 @@
-"""Archive upload: a tar in one PUT, of which the members become objects.
+"""Archive upload: a PUT of a tar whose members become objects.
 
 The form is that of S3 Snowball and MinIO: user metadata `snowball-auto-extract: true`. Every member is read,
 named and authorized before the first is written, so a bad archive changes nothing; then all are committed

@@ -1,8 +1,8 @@
-"""DefaultOrders: the order of a loader that names none, chosen by the disks that its samples are on.
+"""DefaultOrders: the order for loaders that name none, chosen by the type of the disks with the samples.
 
-Law: one decision for each snapshot, made by the first node that is asked and recorded in the control store:
-all ranks get one plan from any node, whatever disks it has. Plans always name their order; an order that
-a client names is never changed. Where nobody knows better, the order is a full shuffle.
+Law: one decision per snapshot, made by the first node that receives a request and recorded in the control
+store: all ranks get the same plan from any node, whatever disks it has. Plans always name their order; an
+order that a client names is never changed. Without other information, the order is a full shuffle.
 """
 
 from __future__ import annotations

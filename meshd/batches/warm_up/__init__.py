@@ -1,5 +1,5 @@
-"""Warm-up of the decoded cache: a node makes the prefixes of a plan's samples before training needs them.
+"""Warm-up of the decoded cache: a node computes the prefixes of a plan's samples before training needs them.
 
-Law: it works only while no row of a batch waits, and never changes what the cache would keep. A node's task
-is its work for one job; it has no state that outlives the coordinator.
+Law: it works only while no row of a batch is waiting, and does not change the policy of the cache. A node's
+task is its work for one job; none of its state outlives the coordinator.
 """

@@ -1,4 +1,4 @@
-"""Replica streams: bytes of a large body that go to a replica while they come in."""
+"""Replica streams: the bytes of a large body, sent to a replica while they arrive."""
 
 from __future__ import annotations
 

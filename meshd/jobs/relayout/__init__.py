@@ -1,4 +1,4 @@
-"""Relayout: loose objects are put next to each other on rotational disks, in the order of their keys.
+"""Relayout: stores loose objects next to each other on rotational disks, in the order of their keys.
 
-Law: only places change, never a version, an ETag or a time; what lies well already is not touched.
+Law: only the location of bytes changes, never a version, an ETag or a time; objects in order are not moved.
 """

@@ -1,9 +1,9 @@
-"""The part of one node in a relayout: it measures, moves unit after unit, and measures again.
+"""One node's part of a relayout: it measures, moves one unit after the other, and measures again.
 
-Law: a unit that lies well is not moved, so a task that begins again goes on where an earlier one stopped.
-What the node is the first to be asked for is laid out apart from its second copies, which an epoch does not
+Law: a unit that is in order is not moved, so a new task continues where an earlier one stopped. Objects for
+which the node is the first choice of readers are stored apart from its other copies, which an epoch does not
 read. A unit is the least that a loader reads at once in `Blocks`: a shard of loose objects, or 32 MiB for
-each disk. Within a unit the order on the disk does not matter: a window is read in the disk's own order.
+each disk. The order within a unit does not matter, because a window is read in the disk's own order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The relayout job: every storing node puts its own objects into order; this job asks them how far they are.
+"""The relayout job: every storing node sorts its own objects; this job polls the nodes for their progress.
 
-Started again, or taken over by another node, it goes on with what does not lie well yet.
+Started again, or taken over by another node, it continues with the objects that are not in order yet.
 """
 
 from __future__ import annotations

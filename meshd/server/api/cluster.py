@@ -1,7 +1,7 @@
 """Cluster API over signed JSON: `GET /-/map` and `GET /-/activity` for every caller, `/-/cluster` for root.
 
-A handler parses, calls the service and answers. The map says where nodes are, and nothing about their data;
-activity, like `/metrics`, tells numbers and the names of loaders.
+A handler parses, calls the service and answers. The map shows the addresses of nodes, and nothing about their
+data; activity, like `/metrics`, shows counters and the names of loaders.
 """
 
 from __future__ import annotations

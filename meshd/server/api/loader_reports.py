@@ -1,4 +1,4 @@
-"""Reports of training loops about themselves, in headers of requests: counted by the name of the loop."""
+"""Reports of training loops, sent in headers of their requests, and counted by the name of the loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Log level of a running node: show, change for a limited time, reset.
 
-A changed level always ends by itself, so nobody has to remember it. A permanent level is a setting.
+A change always expires by itself, so that it cannot be forgotten. A permanent level is a setting.
 """
 
 from __future__ import annotations

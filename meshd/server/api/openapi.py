@@ -1,7 +1,7 @@
-"""OpenAPI document of the native API (`GET /-/openapi.json`), made of the route table.
+"""OpenAPI document of the native API (`GET /-/openapi.json`), generated from the route table.
 
-Every route that clients may call is in it; a route whose handler has no description of its own appears with
-its path alone. Anybody may read it: it says what this release answers, and nothing about the mesh.
+It contains every route that clients may call; a route whose handler has no description appears with its path
+alone. It is public: it describes the API of this release, and reveals nothing about the mesh.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The stream of one page: documents that it watches, whole once and then as changes (server-sent events).
+"""Event stream of one page: the documents that it watches, first whole, then as changes (server-sent events).
 
-A page names what it watches, a few JSON documents of the native routes. The node asks for them on behalf of
-the session, by the rights that the key has at that time, and sends what changed as a merge patch (RFC 7396).
-It keeps the last version of each document for a stream, and nothing else; a stream ends after an hour, when
-its session ends, and when the node stops, and the page opens another one.
+A page names the documents it watches: a few JSON documents of the native routes. The node requests them on
+behalf of the session, with the rights that its key has at that time, and sends changes as merge patches (RFC
+7396). Per stream, it stores only the last version of each document. A stream ends after an hour, with its
+session, or when the node stops; the page then opens another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Sign-in to the console at an identity provider: OpenID Connect's authorization code flow with PKCE.
 
-The browser is sent to the provider of the configured role and comes back with a code, which the node
-exchanges for an ID token, and that for temporary credentials of the role, by the same checks as any web
-identity. What must be remembered meanwhile is in a sealed cookie of some minutes; the node stores nothing.
+The node redirects the browser to the provider of the configured role; the provider redirects it back with a
+code. The node exchanges the code for an ID token, and the token for temporary credentials of the role, with
+the same checks as for any web identity. The state of a sign-in is in a sealed cookie that expires after some
+minutes; the node stores nothing.
 https://openid.net/specs/openid-connect-core-1_0.html#CodeFlowAuth, RFC 7636
 """
 

@@ -1,8 +1,7 @@
 """Requests of the page, signed with the key of its session.
 
-A request is rewritten in place: its target, the few headers that may pass, and a signature of version 4. What
-receives it (the S3 endpoint, the native routes, another node) sees a request as any client sends it, and
-decides about it in the same way.
+A request is rewritten in place: its target, the few headers that may pass, and a signature of version 4. The
+S3 endpoint, the native routes and other nodes then handle it like the request of any other client.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Disk type: whether the disk that holds a file is rotational, as the kernel reports or as configured.
 
-A network file system or an overlay does not report what it is made of, and the virtual disks of clouds
-(virtio, Xen, NBD, RBD) report platters whatever they are made of. All of these count as solid-state unless
-the setting `disk-type` says otherwise.
+Network file systems and overlays do not report the type of their devices, and virtual disks of clouds
+(virtio, Xen, NBD, RBD) always report platters. All of these count as solid-state unless the setting
+`disk-type` says otherwise.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Law: an inventory page is read in one transaction; names come in byte order, each once, with versions,
 uploads, parts and tombstones. Two stores with the same contents return the same inventory, however
-often compaction has moved their bytes. Dropping is not a deletion: it leaves no tombstone and tells no
-other node. A rebuild may bring dropped data back until compaction has run; the next comparison finds it
+often compaction has moved their bytes. Dropping is not a deletion: it leaves no tombstone and notifies no
+other node. Until compaction has run, an index rebuild may restore dropped data; the next comparison drops it
 again.
 """
 

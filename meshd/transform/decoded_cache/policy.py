@@ -5,10 +5,10 @@ at each read; a table that is not read loses half of its value every HALF_LIFE s
 is kept, chosen by a hash of the sample number: it stays the same from epoch to epoch, so a cache that holds a
 share p of the data saves a share p of the work, in every batch.
 
-Limits: the samples that count are those that the node is asked for, so that the nodes of a mesh keep together
-what their limits allow together. Bytes that are used or promised count, not the sizes of files. A little of
-each limit stays unused: what was promised is the mean size of an entry, and the entries that come may be
-larger.
+Limits: only samples that the node receives requests for count, so that the nodes of a mesh together keep what
+their limits allow together. Bytes that are used or reserved count, not the sizes of files. A small part of
+each limit stays unused, because a reservation is the mean size of an entry, and the actual entry may
+be larger.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Law: a file appears as a whole once its last byte is durable, and not at all if saving failed; a read sees
 one version of each file. Saving continues while parts are in flight; loading prefetches only the ranges
 this rank needs, and only those that were announced.
-Invariant: memory is bounded by the parts, not by the checkpoint; of what is read, nothing before the position
-is kept, and at most the current span and `parallel` parts ahead of it.
+Invariant: memory is bounded by the parts, not by the checkpoint: a read buffers at most the current span and
+`parallel` parts ahead of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`mesh.open_iceberg`: a snapshot of an Iceberg table as a dataset of the data files that it consists of.
 
-Law: rows are those that a reader of Iceberg sees. Files of which the rows or columns are no longer those of
-the table are read by PyIceberg, here, and stored again; what it cannot read is refused, never guessed. A
-stream is made of one data file, the files that delete rows of it, and the columns as the table has them now;
-none of these ever changes, and all are in its name.
+Law: the rows are those that an Iceberg reader sees. Data files whose rows were deleted or whose columns have
+changed are read by PyIceberg, in this process, and stored again; what it cannot read is refused, never
+guessed. A stream depends on one data file, the files that delete rows of it, and the present columns of
+the table; none of these ever changes, and all of them are part of its name.
 """
 
 from __future__ import annotations
