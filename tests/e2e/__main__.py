@@ -122,7 +122,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--client-image", help="of clients.Dockerfile; default: the daemon's, without boto3")
     made.add_argument("--prometheus", help="one with kubernetes_sd_configs; it has to reach pods from here")
     made.add_argument(
-        "--outside", action="store_true", help="use the Service's NodePort: nodes can be reached from here"
+        "--outside",
+        action="store_true",
+        help="use the Service's NodePort, by nginx, too, if it is here: nodes can be reached",
     )
     made.add_argument("--host-path", default="/mnt/shardmesh", help="the disk of each node")
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
