@@ -390,4 +390,4 @@ class Pool:
         return f"Pool({self.endpoint}, {len(self._idle)} idle)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.endpoint, self.timeout, _MAX_IDLE)
+        return type(self), (self.endpoint, self.timeout)
