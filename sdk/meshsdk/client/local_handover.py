@@ -9,7 +9,6 @@ Invariant: a write to a frame is private to this process (copy-on-write); no oth
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
 import math
 import mmap
@@ -32,7 +31,7 @@ from meshwire.http_values.mesh_headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from meshsdk.client.arena import Arena
     from meshsdk.client.settings import Endpoint
@@ -172,9 +171,12 @@ class _Holds:
         if not self._left:
             self._close()
 
-    def _close(self) -> None:
-        with contextlib.suppress(IndexError):
-            os.close(self._open.pop())
+    def _close(self, close: Callable[[int], None] = os.close) -> None:
+        # At the end of the interpreter, which may come before that of a batch, modules have lost their names.
+        try:
+            close(self._open.pop())
+        except IndexError:
+            return
 
 
 def _check_sealed(fd: int, size: int) -> None:

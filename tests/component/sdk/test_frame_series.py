@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
@@ -187,3 +190,31 @@ def test_small_arenas_and_batches_that_are_kept_do_not_stop_blocks(stored: tuple
             assert held is None or np.array_equal(held["tokens"], copy)
         assert made.stats().local
         assert len(kept) == 4 * len(made)
+
+
+KEPT_AT_EXIT = """
+import sys
+import torch  # first: the names of meshsdk's modules are then gone before the batch is
+import meshsdk as mesh
+
+client = mesh.connect(sys.argv[1])
+ds = mesh.open("s3://corpus/stored", kind="tokens", client=client).pack("tokens", length=1024)
+loader = mesh.Loader(ds, 64, seed=7, output="numpy")
+for batch in loader:
+    tokens = batch["tokens"]
+assert loader.stats().local
+"""
+
+
+def test_a_program_that_ends_with_a_batch_in_hand_says_nothing(stored: tuple[Daemon, Client]) -> None:
+    daemon, _ = stored
+    keys = {"AWS_ACCESS_KEY_ID": daemon.access_key, "AWS_SECRET_ACCESS_KEY": daemon.secret_key}
+    ended = subprocess.run(
+        [sys.executable, "-c", KEPT_AT_EXIT, daemon.endpoint],
+        env={**os.environ, **keys},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
