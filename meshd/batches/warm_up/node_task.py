@@ -195,7 +195,7 @@ class WarmUpTask:
                     ahead = asyncio.create_task(self._begin(decoded, scope, np.arange(at, end)))
                     at = end
                 if window is not None:
-                    await self._finish(decoded, scope, window)
+                    await self._finish(scope, window)
                 window = None if ahead is None else await ahead
                 ahead = None
         finally:
@@ -246,7 +246,7 @@ class WarmUpTask:
         ]
         return _Window(numbers, work, pinned)
 
-    async def _finish(self, decoded: DecodedCache, scope: _Scope, window: _Window) -> None:
+    async def _finish(self, scope: _Scope, window: _Window) -> None:
         """Make the samples of a window, some of them again, and count them."""
         try:
             while window.work:

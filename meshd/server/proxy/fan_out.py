@@ -141,7 +141,7 @@ class FanOut:
             again: list[DeleteKey] = []
             groups, nodes = self._grouped(operation.bucket, left)
             asking = [
-                self._part(request, operation, nodes[node_id], keys, here, asked, context)
+                self._part(request, nodes[node_id], keys, here, asked, context)
                 for node_id, keys in groups.items()
             ]
             for keys, result in await asyncio.gather(*asking):
@@ -171,7 +171,6 @@ class FanOut:
     async def _part(
         self,
         request: MeshRequest,
-        operation: ops.DeleteObjects,
         node: Node | None,
         keys: list[DeleteKey],
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
