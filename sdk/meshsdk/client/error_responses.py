@@ -36,6 +36,7 @@ _STRANGER = (
     "The endpoint does not seem to be a meshd: its Server header says {name}. Datasets and loaders need a "
     "meshd: set MESH_ENDPOINT, which takes precedence over AWS_ENDPOINT_URL."
 )
+_NO_STORE = "The endpoint does not seem to be an S3 store: check MESH_ENDPOINT."
 
 
 def read_error(response: Response, request: Request) -> MeshError:
@@ -117,7 +118,25 @@ def parsed(reader: Callable[[bytes], T], body: bytes) -> T:
     try:
         return reader(body)
     except S3Error as error:
+        if error.code == "MalformedXML" and not _is_error_document(body):
+            raise server_error(200, "InvalidResponse", _excerpt(body), advice=_NO_STORE) from error
         raise server_error(error.status, error.code, error.message) from error
+
+
+def _is_error_document(body: bytes) -> bool:
+    from meshwire.s3.xml_documents import parse_error
+
+    try:
+        parse_error(body)
+    except (S3Error, ValueError):
+        return False
+    return True
+
+
+def _excerpt(body: bytes) -> str:
+    """Describe a response that is not an S3 document."""
+    text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:80]
+    return f"the server's answer is not an S3 document ({text or 'it is empty'})"
 
 
 def missing(bucket: str, key: str) -> NotFoundError:

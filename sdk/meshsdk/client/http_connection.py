@@ -30,6 +30,7 @@ Buffer = bytes | bytearray | memoryview
 MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
 _MAX_IDLE = 16
+_SCHEME = " without an answer; if it speaks TLS, use https://"
 
 
 class Connection:
@@ -42,7 +43,7 @@ class Connection:
     def __init__(self, endpoint: Endpoint, timeout: float, connect_timeout: float) -> None:
         """Connect; timeouts are in seconds. Raises ConnectError, or ConfigurationError for TLS."""
         self.endpoint = endpoint
-        self._cut = False
+        self._cut = self._answered = False
         self._pid = os.getpid()
         self._tls = endpoint.scheme == "https"
         self._timeout = timeout
@@ -113,6 +114,7 @@ class Connection:
         """Read the head of the next response; `bodiless` for the answer to a HEAD. Raises ConnectError."""
         while True:
             status, headers = parse_head(self._read_head())
+            self._answered = True
             if status >= 200:
                 return Response(self, status, headers, bodiless=bodiless, last=self._cut)
 
@@ -153,7 +155,8 @@ class Connection:
         except OSError as error:
             raise self._broken("while receiving", error) from error
         if count == 0:
-            raise self._broken("the server closed the connection")
+            scheme = "" if self._answered or self._tls else _SCHEME
+            raise self._broken(f"the server closed the connection{scheme}")
         return count
 
     def read_exact(self, view: memoryview) -> None:

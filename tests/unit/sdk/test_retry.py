@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from meshsdk.client.error_responses import _retry_after, read_error
+from meshsdk.client.error_responses import _retry_after, parsed, read_error
 from meshsdk.client.http_connection import parse_head
 from meshsdk.client.request import Request
 from meshsdk.client.retry import BackOff, Patience, retryable, shards_of, silence
@@ -27,6 +27,7 @@ from meshsdk.errors import (
     SnapshotChangedError,
     server_error,
 )
+from meshwire.s3.xml_documents import parse_copy_result, parse_list_buckets
 
 
 def patience(deadline: float = 100.0) -> Patience:
@@ -235,3 +236,26 @@ def test_the_silent_are_asked_early_enough_for_another_node() -> None:
     assert silence(timeout=60.0, deadline=0.2, left=0.2) == 5.0  # slow is not away
     assert silence(timeout=60.0, deadline=0.2, left=-7.0) == 1.0
     assert silence(timeout=0.5, deadline=10.0, left=10.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<!DOCTYPE HTML>\n<html><head><title>Directory listing</title></head>", "(Directory listing)"),
+        (b"It works!", "(It works!)"),
+        (b"", "(it is empty)"),
+        (b'<?xml version="1.0"?><Other/>', "is not an S3 document"),
+    ],
+)
+def test_an_answer_that_is_no_s3_document_is_described(body: bytes, words: str) -> None:
+    with pytest.raises(ServerError, match="does not seem to be an S3 store") as raised:
+        parsed(parse_list_buckets, body)
+    assert words in str(raised.value)
+    assert (raised.value.status, raised.value.code) == (200, "InvalidResponse")
+
+
+def test_an_error_despite_a_success_status_keeps_its_code() -> None:
+    body = b"<Error><Code>MalformedXML</Code><Message>no</Message></Error>"
+    with pytest.raises(ServerError) as raised:
+        parsed(parse_copy_result, body)
+    assert raised.value.code == "MalformedXML"
