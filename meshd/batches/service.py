@@ -17,7 +17,7 @@ import numpy as np
 from meshd.batches.assembly.bad_sample_ledger import merge_ledgers, read_ledger
 from meshd.batches.assembly.frame_rows import count_rows, slice_of
 from meshd.batches.pack_plans import PackPlanner, inner_spec
-from meshd.batches.registration import parse_registration
+from meshd.batches.plan_registration import check_mix, compile_plan, describe_plan, parse_registration
 from meshd.batches.sample_responses import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
@@ -28,18 +28,13 @@ from meshd.core.frame_address import (
     consecutive_steps,
     leading_frames,
 )
-from meshd.core.plan_record import FieldOutput, MixColumns, Plan
-from meshd.core.sample_locations import PinnedObjects, bytes_columns, own_columns
+from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
-from meshd.transform.compiler import asset_digests, compile_program, complete_spec
-from meshd.transform.plan_notes import decode_mode, plan_notes, sound_format
+from meshd.transform.plan_notes import plan_notes
 from meshd.transform.source_files import SourceGoneError
-from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
-from meshwire.plan.epoch_order import bucket_lengths, mix_bounds, snapshot_order
-from meshwire.plan.plan_spec import plan_hash
-from meshwire.plan.rank_slices import step_count
+from meshwire.plan.epoch_order import bucket_lengths, snapshot_order
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
@@ -50,7 +45,7 @@ from meshwire.strict_json import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
@@ -61,13 +56,11 @@ if TYPE_CHECKING:
     from meshd.batches.sample_responses import StreamBody
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import Address, Frame, FrameSource
+    from meshd.core.plan_record import Plan
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.service import DatasetService
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
-    from meshd.transform.assets import AssetLoader
-    from meshd.transform.compiler import CompiledMixing
-    from meshd.transform.op_types import FieldType
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import PlanSpec
     from meshwire.plan.rank_slices import RankSlice
@@ -119,7 +112,7 @@ class BatchService:
         if plan.spec.mix is None:
             note = await self._advisor.advise(snapshot, plan.spec.shuffle, asked.batch)
             notes += [note] if note else []
-        return _describe(plan, snapshot, asked.batch) | ({"notes": notes} if notes else {})
+        return describe_plan(plan, snapshot, asked.batch) | ({"notes": notes} if notes else {})
 
     async def _notes(self, snapshot: Snapshot, spec: PlanSpec) -> list[str]:
         """Return the notes on a compiled plan. Raises BatchError if the first sample cannot be read."""
@@ -140,7 +133,7 @@ class BatchService:
         Raises BatchError as `register_plan` does.
         """
         try:
-            _check_mix(snapshot, spec)
+            check_mix(snapshot, spec)
             if spec.buckets is not None:
                 bucket_lengths(spec, snapshot)
             spec = await self._assets.pin_assets(caller, spec)
@@ -167,7 +160,9 @@ class BatchService:
         try:
             await self._assets.fetch_missing(spec)
             # In a thread: building an op from its asset may take a second.
-            return await asyncio.to_thread(_compile, snapshot, spec, first, self._assets.load_asset_content)
+            return await asyncio.to_thread(
+                compile_plan, snapshot, spec, first, self._assets.load_asset_content
+            )
         finally:
             pinned.close()
 
@@ -364,19 +359,6 @@ class BatchService:
         return snapshot, piece, await sample_blobs(snapshot, pinned, samples, piece.pad)
 
 
-def _check_mix(snapshot: Snapshot, spec: PlanSpec) -> None:
-    """Raises PlanError if the parts of a mix do not match the snapshot."""
-    if spec.mix is None:
-        return
-    bounds = mix_bounds(spec.mix)
-    if bounds[-1] != snapshot.samples or not np.isin(bounds, snapshot.shard_starts).all():
-        raise PlanError(
-            "mix.parts",
-            f"the parts do not match the snapshot's {snapshot.samples} samples, or a part does not begin at "
-            "a shard; concatenate the parts' snapshots and give the number of samples of each",
-        )
-
-
 def _checked_list(value: Any) -> list[Any]:
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_ROWS_ASKED:
         raise PlanError("samples", f"expected a list of 1…{MAX_ROWS_ASKED} sample indices")
@@ -387,65 +369,3 @@ def _read_first(snapshot: Snapshot, pinned: PinnedObjects, field: str) -> bytes:
     """Return the bytes of a field of the first sample (blocking)."""
     column = bytes_columns(snapshot)[field]
     return pinned.read_range(int(column.objects_at(0)), int(column.offsets_at(0)), int(column.lengths_at(0)))
-
-
-def _compile(snapshot: Snapshot, spec: PlanSpec, first: Callable[[str], bytes], load: AssetLoader) -> Plan:
-    """Return the plan with versions and outputs filled in. Raises BatchError."""
-    labels = [name for name, column in snapshot.fields.items() if isinstance(column, LabelColumn)]
-    try:
-        spec = complete_spec(spec, first)
-        program = compile_program(spec, list(own_columns(snapshot)), labels, load=load)
-        digest = plan_hash(snapshot.hash, spec)
-        assets = asset_digests(spec)
-    except SourceGoneError as error:
-        raise busy(str(error)) from error
-    except PlanError as error:
-        raise invalid_plan(error) from error
-    outputs = {name: _output(found) for name, found in program.outputs.items()}
-    objects = snapshot.objects
-    return Plan(
-        digest,
-        snapshot.hash,
-        objects.bucket,
-        snapshot.samples,
-        spec,
-        outputs,
-        assets,
-        _pairs(program.pairing),
-        objects.others,
-    )
-
-
-def _pairs(pairing: CompiledMixing | None) -> MixColumns | None:
-    if pairing is None:
-        return None
-    outputs = {name: _output(found) for name, found in pairing.outputs.items()}
-    return MixColumns(pairing.weight_name, outputs, pairing.class_labels)
-
-
-def _output(field: FieldType) -> FieldOutput:
-    return FieldOutput(field.dtype, field.fixed, len(field.shape))
-
-
-def _described_column(plan: Plan, name: str) -> dict[str, Any]:
-    mode = decode_mode(plan.spec, name)
-    return plan.columns[name].describe() | ({"decoded": mode} if mode else {}) | sound_format(plan.spec, name)
-
-
-def _describe(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str, Any]:
-    label: dict[str, Any] = {"dtype": "int64", "shape": []}
-    others = plan.pairs.others if plan.pairs is not None else {}
-    document = {
-        "plan": plan.hash,
-        "snapshot": plan.snapshot,
-        "positions": plan.positions,
-        "samples": snapshot.samples,
-        "fields": {
-            name: _described_column(plan, name) if name in plan.columns else label
-            for name in sorted({*snapshot.own_fields(), *plan.columns, *others})
-        },
-        "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
-    }
-    if batch is not None:
-        document["steps"] = step_count(plan.positions, batch, 0, plan.spec.tail)
-    return document
