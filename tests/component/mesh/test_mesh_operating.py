@@ -224,8 +224,8 @@ def test_a_mesh_is_founded_with_the_slots_of_its_first_node() -> None:
         there = two["n2"].client()
         for key, value in body.items():
             assert there.get_object(Bucket="many", Key=key)["Body"].read() == value
-        assert "`mesh cluster slots` splits those of a mesh that exists" in two["n2"].output()
-        assert "`mesh cluster slots` splits" not in two["n1"].output()
+        assert "to split the slots of this mesh, run `mesh cluster slots`" in two["n2"].output()
+        assert "run `mesh cluster slots`" not in two["n1"].output()
         refused = command(two, "slots", "131072")
         assert "the mesh has 131072 slots" in refused.stderr
 

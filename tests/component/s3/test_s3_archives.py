@@ -84,7 +84,7 @@ def test_members_are_versions_where_there_are_versions(s3: Any, bucket: str) -> 
     [
         (b"junk" * 300, "InvalidArgument", "is not a tar archive"),
         (tar_of({"a": b"1", "b": b"2" * 5000})[:4000], "InvalidArgument", "a tar archive, or is damaged"),
-        (gzip.compress(tar_of({"a": b"1"}))[:-9], "InvalidArgument", "cut"),
+        (gzip.compress(tar_of({"a": b"1"}))[:-9], "InvalidArgument", "is truncated"),
         (b"\x1f\x8bjunk", "InvalidArgument", "cannot be decompressed"),
         (
             tar_of({"a": b""}, kind=tarfile.GNUTYPE_LONGNAME)[:512] * 20_000,
@@ -167,7 +167,7 @@ def test_every_member_needs_the_right_to_be_written(s3: Any, bucket: str, daemon
 
 
 def test_an_archive_takes_no_conditions(s3: Any, bucket: str) -> None:
-    with pytest.raises(ClientError, match="takes no conditions"):
+    with pytest.raises(ClientError, match="cannot have conditional headers"):
         s3.put_object(Bucket=bucket, Key="x", Body=tar_of({"a": b""}), Metadata=UNPACK, IfNoneMatch="*")
     s3.put_object(
         Bucket=bucket, Key="x", Body=b"stored as it is", Metadata={"snowball-auto-extract": "false"}
