@@ -200,7 +200,7 @@ class ClusterSettings:
     """Its share of the data, in the same unit for all nodes. 0: GiB of its disks."""
     copies: int = 2
     """Nodes that store each object of buckets without a factor of their own. Used when a cluster is
-    founded."""
+    created."""
     advertise: str = ""
     """URL under which peers and the SDK reach this node. Default: where it listens."""
     lease: float = 5.0
@@ -215,7 +215,7 @@ class ClusterSettings:
     """The machine whose disks have the node's directories, if it may start on another one; recorded in the
     control store."""
     slots: int = 1 << 14
-    """Parts into which names hash, a power of two. Used when a cluster is founded."""
+    """Parts into which names hash, a power of two. Used when a cluster is created."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Joining a cluster before start-up: establish the directory's identity and share the root key pair.
 
 It runs in a child, before the store is opened, under a lease: of several nodes that start at once, one
-founds the cluster and the others join it. A node with control state of its own founds the cluster with
+creates the cluster and the others join it. A node with control state of its own creates the cluster with
 that state.
 """
 
