@@ -229,6 +229,8 @@ def _console_oidc(value: Mapping[str, Any]) -> ConsoleOidc | None:
     role, client = value["console-oidc-role"], value["console-oidc-client"]
     if bool(role) != bool(client):
         raise ConfigError("console-oidc-role and console-oidc-client belong together: set both, or neither")
+    if value["console-oidc-secret"] is not None and not role:
+        raise ConfigError("console-oidc-secret needs console-oidc-role and console-oidc-client")
     return ConsoleOidc(role, client, value["console-oidc-secret"]) if role else None
 
 

@@ -163,3 +163,14 @@ def test_renamed_metrics_are_exported_twice_unless_switched_off() -> None:
     assert not load_settings(
         {"data_dir": "/d"}, env={"MESHD_LEGACY_METRIC_NAMES": "false"}
     ).legacy_metric_names
+
+
+def test_a_sign_in_needs_its_role_and_its_client() -> None:
+    role, client = {"console-oidc-role": "people"}, {"console-oidc-client": "console"}
+    secret = {"console-oidc-secret": "/secret"}
+    for flags in (role, client, role | secret, client | secret, secret):
+        with pytest.raises(ConfigError, match="console-oidc-role and console-oidc-client"):
+            load_settings({"data-dir": "d", **flags}, env={})
+    found = load_settings({"data-dir": "d", **role, **client, **secret}, env={}).http.console_oidc
+    assert found is not None
+    assert (found.role, found.client_id, str(found.secret)) == ("people", "console", "/secret")
