@@ -76,7 +76,7 @@ cluster.add_command(slots)
 )
 @shared_options
 def status(session: Session, watch: bool, every: float) -> None:
-    """Show every node: its state, its share of the data, and the progress of rebalancing.
+    """Show the nodes, their states and shares, and what moves.
 
     \b
     mesh cluster status --watch

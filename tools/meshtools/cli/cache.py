@@ -67,7 +67,7 @@ def cache() -> None:
 def simulate(
     session: Session, trace: IO[str] | None, capacity: float, segment: int | None, **made: Any
 ) -> int:
-    """Print the share of the reads of TRACE that each policy serves from the cache.
+    """Print the hit ratio of each policy on the reads of TRACE.
 
     A trace (- is stdin) is JSON lines, {"key": "a.jpg", "size": 1000, "bucket": "photos"} for each read, or
     CSV with the columns key, size and optionally bucket. Use --epochs or --zipf instead of a file, or both
