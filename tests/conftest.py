@@ -27,11 +27,12 @@ from tests.support.one_node import one_node
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Many programs run beside each other: threads of their own for linear algebra, and a collector of Go's that
-# keeps them small, would cost more than they give.
+# Many programs run beside each other: threads of their own for linear algebra, a collector of Go's that keeps
+# them small, and a scheduler of Go's that looks for work on every processor, would cost more than they give.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOGC", "400")
+os.environ.setdefault("GOMAXPROCS", "1")
 # Programs inherit that a shell ignores SIGINT for what it runs in the background; tests interrupt some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 _INTERRUPT_AGAIN = 60.0

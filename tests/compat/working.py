@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tests.support.daemons import Daemon
 
 REGION = "us-east-1"
+RUNTIME = ("GOGC", "GOMAXPROCS")
+"""How programs in Go use the processors, as `tests/conftest.py` sets it: of the machine, not of AWS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def conversation(client: Client, daemon: Daemon, scratch: Path) -> Iterator[Conv
         "AWS_EC2_METADATA_DISABLED": "true",
         "COMPAT_NODE_HOME": str(HOMES_AT / "node"),
     }
+    environment |= {name: os.environ[name] for name in RUNTIME if name in os.environ}
     if ca := daemon.ca_cert:
         # The names under which programs look for certificate authorities; each takes the one it knows.
         environment |= dict.fromkeys(("SSL_CERT_FILE", "AWS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), ca)

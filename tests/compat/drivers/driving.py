@@ -61,6 +61,7 @@ class Endpoint:
             "AWS_DEFAULT_REGION": self.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        given |= {name: os.environ[name] for name in ("GOGC", "GOMAXPROCS") if name in os.environ}
         return given | ({"SSL_CERT_FILE": self.ca, "AWS_CA_BUNDLE": self.ca} if self.ca else {})
 
 
