@@ -261,8 +261,8 @@ def has_been_used(settings: NodeSettings) -> bool:
 
 
 def _has_index(settings: NodeSettings) -> bool:
-    index = settings.store.index_dir
-    return index.is_dir() and any(index.iterdir())
+    index, cache = settings.store.index_dir, settings.cache_store.index_dir  # the cache's may be in it
+    return index.is_dir() and any(entry != cache for entry in index.iterdir())
 
 
 def _write(data_dir: Path, identity: NodeIdentity) -> None:

@@ -76,7 +76,7 @@ def test_the_doctor_says_what_weakens_promises(tmp_path: Path, monkeypatch: pyte
         assert _diagnosis(mount / "data") == []
     assert not list((source / "data").iterdir())
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # whose syncs are done at once
-        assert "a platter takes longer to turn" in _diagnosis(Path(place))[0]
+        assert "less than one turn of the platter" in _diagnosis(Path(place))[0]
 
 
 def test_one_that_is_full_takes_deletes_and_then_writes(tmp_path: Path) -> None:
