@@ -65,102 +65,102 @@ class MemoryAccount:
 
 
 @dataclass(slots=True)
-class _Block:
-    """The memory that is released with a frame."""
+class _Holding:
+    """What is released with shared memory."""
 
     fd: int
     size: int
-    memory: MemoryAccount
+    account: MemoryAccount
     owner: str
 
     def free(self) -> None:
-        self.memory.add_bytes(self.owner, -self.size)
+        self.account.add_bytes(self.owner, -self.size)
         os.close(self.fd)
 
 
-class MemoryFrame:
-    """`size` bytes of shared memory, written with pwrite, because filling mapped pages would cost a fault
-    each.
+class _SharedMemory:
+    """A memfd, which counts in an account as long as anything refers to it."""
 
-    They count in `memory` as long as anything refers to them: the maker, the cache, or a handle that is not
-    closed. `bad`: rows whose own sample is bad, without padding; `complaint`: the error to raise if they are
-    too many; `took`: how long the frame took to make; `offset`: where it begins in the file `fd`.
-    """
-
-    offset = 0
-
-    def __init__(self, size: int, memory: MemoryAccount) -> None:
-        self.fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._block = _Block(self.fd, 0, memory, current_tenant())
-        self._finalizer = weakref.finalize(self, self._block.free)
-        self.size = self.rows = self.bad = 0
-        self.complaint: BatchError | None = None
-        self.took = READY
+    def __init__(self, size: int, account: MemoryAccount) -> None:
+        fd = os.memfd_create("mesh-frame", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.holding = _Holding(fd, 0, account, current_tenant())
+        self.free = weakref.finalize(self, self.holding.free)
         self._sealed = False
         self.grow(size)
+
+    def __repr__(self) -> str:
+        return f"<_SharedMemory of {self.holding.size} bytes>"
+
+    def grow(self, size: int) -> None:
+        held = self.holding
+        os.ftruncate(held.fd, size)
+        held.account.add_bytes(held.owner, size - held.size)
+        held.size = size
+
+    def seal(self) -> None:
+        """Seals it, once; what cannot be sealed is sent instead of shared."""
+        if not self._sealed:
+            seal(self.holding.fd)
+            self._sealed = True
+
+
+class SharedFrame:
+    """A frame in shared memory: `size` bytes from `offset` on in the file `fd`, written with pwrite, because
+    filling mapped pages would cost a fault each.
+
+    The memory counts as long as anything refers to one of its frames: the maker, the cache, or a handle that
+    is not closed. `bad`: rows whose own sample is bad, without padding; `complaint`: the error to raise if
+    they are too many; `took`: how long the frame took to make.
+    """
+
+    def __init__(
+        self, memory: _SharedMemory, size: int, offset: int = 0, block: FrameBlock | None = None
+    ) -> None:
+        self._memory, self._block = memory, block
+        self.fd, self.size, self.offset = memory.holding.fd, size, offset
+        self.rows = self.bad = 0
+        self.complaint: BatchError | None = None
+        self.took = READY
 
     @property
     def owner(self) -> str:
         """The tenant for which the frame was made."""
-        return self._block.owner
+        return self._memory.holding.owner
 
     def __repr__(self) -> str:
-        return f"<MemoryFrame {self.rows} rows, {self.size} bytes>"
-
-    def grow(self, size: int) -> None:
-        """Extends the frame."""
-        os.ftruncate(self.fd, size)
-        self._block.memory.add_bytes(self.owner, size - self.size)
-        self.size = self._block.size = size
+        return f"<{type(self).__name__} {self.rows} rows, {self.size} bytes>"
 
     def hand_out(self, result: FrameResult) -> Frame:
         """Returns a handle with its own descriptor. From then on nothing can write the frame."""
         self.finish()
-        took = READY if result == "hit" else self.took
-        return Frame(os.dup(self.fd), self.size, self.rows, result, self, took=took)
+        took, at = READY if result == "hit" else self.took, self.offset
+        fd = os.dup(self.fd)
+        return Frame(fd, self.size, self.rows, result, self, took=took, offset=at, block=self._block)
 
     def finish(self) -> None:
-        """Seals the frame; one that cannot be sealed is sent instead of shared."""
-        if not self._sealed:
-            seal(self.fd)
-            self._sealed = True
+        """Seals the frame, and with it the others of its block."""
+        self._memory.seal()
+
+
+class MemoryFrame(SharedFrame):
+    """A frame with memory of its own, which counts in `account`."""
+
+    def __init__(self, size: int, account: MemoryAccount) -> None:
+        super().__init__(_SharedMemory(size, account), size)
+
+    def grow(self, size: int) -> None:
+        """Extends the frame."""
+        self._memory.grow(size)
+        self.size = size
 
     def close(self) -> None:
         """Releases the memory now if no other holder has a descriptor. Idempotent."""
-        self._finalizer()
+        self._memory.free()
 
 
-class BlockFrame(MemoryFrame):
-    """A frame in the memory of a block, which lives as long as one of its frames."""
-
-    def __init__(self, whole: MemoryFrame, block: FrameBlock, offset: int, size: int) -> None:
-        self.fd, self.size, self.offset = whole.fd, size, offset
-        self.rows = self.bad = 0
-        self.complaint, self.took = None, READY
-        self._whole, self._number = whole, block
-
-    @property
-    def owner(self) -> str:
-        return self._whole.owner
-
-    def grow(self, size: int) -> None:
-        raise NotImplementedError("the frames of a block keep their sizes")
-
-    def hand_out(self, result: FrameResult) -> Frame:
-        self._whole.finish()
-        took, at = READY if result == "hit" else self.took, self.offset
-        return Frame(
-            os.dup(self.fd), self.size, self.rows, result, self, took=took, offset=at, block=self._number
-        )
-
-    def close(self) -> None:
-        """Do nothing: the memory is released with the last frame of the block."""
-
-
-def make_block(sizes: Sequence[int], memory: MemoryAccount) -> list[BlockFrame]:
+def make_block(sizes: Sequence[int], account: MemoryAccount) -> list[SharedFrame]:
     """Returns frames of these sizes, one after the other in one block of memory, each at a page boundary."""
     pages = (-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in sizes)
     *offsets, end = itertools.accumulate(pages, initial=0)
-    whole = MemoryFrame(end, memory)
-    block = FrameBlock(next(_BLOCKS), end)
-    return [BlockFrame(whole, block, offset, size) for offset, size in zip(offsets, sizes, strict=True)]
+    memory, block = _SharedMemory(end, account), FrameBlock(next(_BLOCKS), end)
+    return [SharedFrame(memory, size, at, block) for at, size in zip(offsets, sizes, strict=True)]

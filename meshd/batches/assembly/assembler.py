@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from meshd.batches.read_ahead.scheduler import ReadScheduler
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
-    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.memory_frames import MemoryFrame, SharedFrame
     from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.store.api import ObjectStore
@@ -118,8 +118,8 @@ class Assembler:
         self._context = BuildContext(store, pool, BadSampleLedger(self.catalog), node, archives, remote)
         self._own = OwnSampleFinder(remote)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
-        self._flights: SingleFlight[AnyFrameAddress, MemoryFrame] = SingleFlight()
-        self._series: SingleFlight[tuple[FrameAddress, int], list[MemoryFrame] | None] = SingleFlight()
+        self._flights: SingleFlight[AnyFrameAddress, SharedFrame] = SingleFlight()
+        self._series: SingleFlight[tuple[FrameAddress, int], Sequence[SharedFrame] | None] = SingleFlight()
         self._packs = PackTables(self.catalog)
         self._stored = stored or no_stored_sequences(store)
         self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self))
@@ -170,7 +170,7 @@ class Assembler:
                 return [frame.hand_out(result) for frame in frames]
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
-    async def _judge(self, address: AnyFrameAddress, frame: MemoryFrame) -> None:
+    async def _judge(self, address: AnyFrameAddress, frame: SharedFrame) -> None:
         """Raises BatchError BadSample if more rows of the global batch are bad than `max_bad` allows.
 
         In that case at least one slice has more than its own share of bad rows. So only a frame that
@@ -212,7 +212,7 @@ class Assembler:
         await self._stored.aclose()
         self._cache.clear()
 
-    async def _build(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> MemoryFrame:
+    async def _build(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> SharedFrame:
         if isinstance(address, DerivedAddress):
             return await self._derive(address)
         if isinstance(address, BlockAddress):
@@ -291,7 +291,7 @@ class Assembler:
 
     async def _build_series(
         self, steps: Sequence[FrameAddress], kept_bytes: int | None
-    ) -> list[MemoryFrame] | None:
+    ) -> Sequence[SharedFrame] | None:
         """Build and cache the frames of consecutive steps together; None if each is to be built alone."""
         try:
             plan = await self.catalog.plan(steps[0].plan)
@@ -319,8 +319,8 @@ class Assembler:
         return self._put_series(steps, frames)
 
     def _put_series(
-        self, steps: Sequence[FrameAddress], frames: list[MemoryFrame] | None
-    ) -> list[MemoryFrame] | None:
+        self, steps: Sequence[FrameAddress], frames: Sequence[SharedFrame] | None
+    ) -> Sequence[SharedFrame] | None:
         if frames is not None:
             for step, frame in zip(steps, frames, strict=True):
                 self._cache.put(step, frame)
@@ -328,7 +328,7 @@ class Assembler:
 
     async def _pack_series(
         self, steps: Sequence[FrameAddress], plan: Plan, snapshot: Snapshot
-    ) -> list[MemoryFrame] | None:
+    ) -> Sequence[SharedFrame] | None:
         """Build and cache the frames of consecutive steps of a packed plan; None as `_build_series`."""
         size = sum(count_rows(step, plan) for step in steps) * _row_bytes(plan)
         if size > MAX_SERIES_BYTES:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.memory_frames import SharedFrame
 
 K = TypeVar("K")
 
@@ -18,7 +18,7 @@ class FrameCache(Generic[K]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._frames: OrderedDict[K, MemoryFrame] = OrderedDict()
+        self._frames: OrderedDict[K, SharedFrame] = OrderedDict()
         self.bytes = 0
         self.by_account: Counter[str] = Counter()
 
@@ -28,13 +28,13 @@ class FrameCache(Generic[K]):
     def __len__(self) -> int:
         return len(self._frames)
 
-    def get(self, address: K) -> MemoryFrame | None:
+    def get(self, address: K) -> SharedFrame | None:
         frame = self._frames.get(address)
         if frame is not None:
             self._frames.move_to_end(address)
         return frame
 
-    def put(self, address: K, frame: MemoryFrame) -> None:
+    def put(self, address: K, frame: SharedFrame) -> None:
         """Caches a frame unless it alone exceeds the limit."""
         if frame.size > self._limit or address in self._frames:
             return

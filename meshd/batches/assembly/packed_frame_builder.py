@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
     from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
-    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.memory_frames import MemoryFrame, SharedFrame
     from meshd.core.plan_record import Plan
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.sequence_packing import PieceColumns
@@ -145,7 +145,7 @@ class PackedFrameBuilder:
         within: Plan,
         snapshot: Snapshot,
         metadata: Sequence[Mapping[str, str]],
-    ) -> list[MemoryFrame] | None:
+    ) -> list[SharedFrame] | None:
         """Return the frames of consecutive steps of a plan, in one block of memory; None if each has to be
         built alone. Raises BatchError SnapshotChanged, Busy."""
         context, first, clock = self._context, packings[0], asyncio.get_running_loop().time

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.document_store import DocumentStore
-    from meshd.core.memory_frames import MemoryAccount
+    from meshd.core.memory_frames import MemoryAccount, SharedFrame
     from meshd.core.plan_record import Plan
     from meshwire.frame.tensor_frame import FrameLayout
     from meshwire.plan.sequence_packing import Pack
@@ -150,7 +150,7 @@ class PackedRows:
 
     def fill(
         self,
-        made: MemoryFrame,
+        made: SharedFrame,
         layout: FrameLayout,
         metadata: Mapping[str, str],
         tensors: Mapping[str, npt.NDArray[Any]],
@@ -178,7 +178,7 @@ def _read(frame: MemoryFrame) -> bytearray:
     data = bytearray(frame.size)
     view, at = memoryview(data), 0
     while at < frame.size:
-        at += os.preadv(frame.fd, [view[at:]], frame.offset + at)
+        at += os.preadv(frame.fd, [view[at:]], at)
     return data
 
 
@@ -215,7 +215,7 @@ class _Columns:
         return True
 
 
-def _write_all(made: MemoryFrame, pieces: Sequence[bytes | memoryview]) -> None:
+def _write_all(made: SharedFrame, pieces: Sequence[bytes | memoryview]) -> None:
     """Write pieces one after the other: usually at once, as there are few."""
     left, at = [memoryview(piece) for piece in pieces if len(piece)], made.offset
     while left:

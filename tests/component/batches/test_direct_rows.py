@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LENGTH, BATCH = 64, 48
+PACKS: list[dict[str, Any]] = [
+    {"value": 7},
+    {"positions": "sample", "long": "split"},
+    {"segments": False},
+    {"positions": "none", "value": 7},
+    {"positions": "none", "segments": False},
+]
 MOST_CALLS = 2200
 """Calls of Python and C functions for a batch of 48 rows, of some 230 pieces."""
 
@@ -86,16 +93,7 @@ def refuse(*arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "objects"])
-@pytest.mark.parametrize(
-    "pack",
-    [
-        {"value": 7},
-        {"positions": "sample", "long": "split"},
-        {"segments": False},
-        {"positions": "none", "value": 7},
-        {"positions": "none", "segments": False},
-    ],
-)
+@pytest.mark.parametrize("pack", PACKS)
 def test_rows_are_those_built_piece_by_piece(
     tmp_path: Path, kind: str, pack: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress, common_block
 from meshd.core.memory_frames import MemoryAccount, is_sealed, make_block
 from meshwire.frame import tensor_frame
-from tests.component.batches.test_direct_rows import BATCH, frame, packed, refuse
+from tests.component.batches.test_direct_rows import BATCH, PACKS, frame, packed, refuse
 from tests.component.batches.test_raw_rows import FILES, Node
 from tests.support.call_counts import Calls
 
@@ -54,15 +54,7 @@ def contents(frames: Sequence[Frame]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "objects"])
-@pytest.mark.parametrize(
-    "pack",
-    [
-        {"value": 7},
-        {"positions": "sample", "long": "split"},
-        {"segments": False},
-        {"positions": "none", "segments": False},
-    ],
-)
+@pytest.mark.parametrize("pack", PACKS)
 def test_frames_of_a_series_are_those_of_single_requests(node: Node, kind: str, pack: dict[str, Any]) -> None:
     async def run() -> None:
         node.assembler._cache = FrameCache(64 << 20)
@@ -163,7 +155,6 @@ def test_the_memory_of_a_block_counts_until_its_last_frame_is_gone() -> None:
         os.pwrite(one.fd, bytes([number + 1]) * one.size, one.offset)
     handle = frames[1].hand_out("miss")
     last = frames.pop()
-    frames[0].close()
     frames.clear()
     assert memory.bytes == 16384
     assert os.pread(last.fd, last.size, last.offset) == b"\3" * 4096
