@@ -104,9 +104,7 @@ _INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that map the index 
 _MAX_INDEX_DEATHS = 3  # deaths of such processes within
 _DEATH_WINDOW = 600.0  # seconds
 _FORK_RETRY = 1.0  # seconds
-_STANDSTILL = (
-    1.0  # seconds by which the supervisor itself woke up late: it was stopped, and so were the others
-)
+_STANDSTILL = 1.0  # seconds by which the supervisor wakes up late if the whole node was stopped
 
 
 @dataclass(frozen=True, slots=True)
