@@ -11,6 +11,7 @@ import uuid
 from contextlib import closing as closed
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 from lightkube.resources.core_v1 import ConfigMap, Secret
@@ -128,14 +129,14 @@ def test_a_node_that_ends_while_it_renews_its_lease_leaves_none(kubeconfig: Path
                 assert answer.wait(60)
                 return found
 
-            control._leases.renew_lease = late  # type: ignore[method-assign]  # the answer's way back
-            renewing = asyncio.create_task(lease.renew())
-            await asyncio.wait_for(renewed.wait(), 60)
-            renewing.cancel()
-            with suppress(asyncio.CancelledError):
-                await renewing
-            loop.call_later(0.1, answer.set)
-            await lease.release()
+            with patch.object(control._leases, "renew_lease", late):  # the answer's way back
+                renewing = asyncio.create_task(lease.renew())
+                await asyncio.wait_for(renewed.wait(), 60)
+                renewing.cancel()
+                with suppress(asyncio.CancelledError):
+                    await renewing
+                loop.call_later(0.1, answer.set)
+                await lease.release()
             assert await control.lease_holders("node/") == {}
 
     asyncio.run(main())

@@ -342,6 +342,31 @@ class _Pinned:
         return np.empty(size, np.uint8)
 
 
+@contextlib.contextmanager
+def handover_server(directory: Path, fd: int) -> Iterator[threading.Event]:
+    """A node that hands one descriptor over, to the first client that asks at `x.sock`; the event is set when
+    the client has finished with it."""
+    (directory / "id").write_text("a" * 32)
+    ended = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "x.sock"))
+        listener.listen()
+
+        def serve() -> None:
+            line, _ = listener.accept()
+            with line:
+                line.recv(32)
+                socket.send_fds(line, [b"!"], [fd])
+                line.recv(1)
+            ended.set()
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        yield ended
+        serving.join(60)
+        assert ended.is_set()
+
+
 @pytest.mark.parametrize("sealed", [True, False])
 def test_frames_for_a_device_are_read_into_its_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sealed: bool
@@ -349,33 +374,19 @@ def test_frames_for_a_device_are_read_into_its_slots(
     frame = finished()
     content = os.pread(frame.fd, frame.size, 0)
     handle = frame.hand_out("miss") if sealed else None
-    (tmp_path / "id").write_text("a" * 32)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "x.sock"))
-    listener.listen()
-
-    def serve() -> None:
-        line, _ = listener.accept()
-        with line:
-            line.recv(32)
-            socket.send_fds(line, [b"!"], [frame.fd])
-            line.recv(1)
-
-    serving = threading.Thread(target=serve)
-    serving.start()
     near, arena = LocalHandover({}), Arena(4 << 20, _Pinned())
-    near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
-    assert near.handover_id(HERE) == "a" * 32
-    answer = f"x.sock {'b' * 32} {frame.size}"
-    if sealed:
-        lease = near.receive_frame(HERE, answer, arena)
-        assert bytes(lease.view) == content
-        assert arena.allocated > 0
-    else:  # it could change under a job that has checked it
-        with pytest.raises(HandoverError, match="not sealed"):
-            near.receive_frame(HERE, answer, arena)
-        assert near.handover_id(HERE) == ""
-    serving.join(60)
+    with handover_server(tmp_path, frame.fd):
+        near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
+        assert near.handover_id(HERE) == "a" * 32
+        answer = f"x.sock {'b' * 32} {frame.size}"
+        if sealed:
+            lease = near.receive_frame(HERE, answer, arena)
+            assert bytes(lease.view) == content
+            assert arena.allocated > 0
+        else:  # it could change under a job that has checked it
+            with pytest.raises(HandoverError, match="not sealed"):
+                near.receive_frame(HERE, answer, arena)
+            assert near.handover_id(HERE) == ""
     near.record_directory(
         HERE, f"{'a' * 32} {tmp_path}"
     )  # said again and again, but believed only after a while
@@ -385,7 +396,6 @@ def test_frames_for_a_device_are_read_into_its_slots(
         near._shun(HERE)
         near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
         assert near.handover_id(HERE) == "a" * 32
-    listener.close()
     if handle is not None:
         handle.close()
 
@@ -420,22 +430,7 @@ def test_a_block_is_mapped_once_and_returned_with_its_last_frame(
         os.pwrite(frame.fd, bytes([number + 1]) * frame.size, frame.offset)
     handle, woken = frames[0].hand_out("miss"), list[int]()
     assert handle.block is not None
-    (tmp_path / "id").write_text("a" * 32)
-    ended = threading.Event()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "x.sock"))
-        listener.listen()
-
-        def serve() -> None:
-            line, _ = listener.accept()
-            with line:
-                line.recv(32)
-                socket.send_fds(line, [b"!"], [handle.fd])
-                line.recv(1)
-            ended.set()
-
-        serving = threading.Thread(target=serve)
-        serving.start()
+    with handover_server(tmp_path, handle.fd) as ended:
         near, arena = LocalHandover({}), Arena(budget)
         arena.on_return = woken.append
         near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
@@ -458,8 +453,6 @@ def test_a_block_is_mapped_once_and_returned_with_its_last_frame(
             del kept
             assert woken == [3]
             assert arena.free_bytes() == budget
-        serving.join(60)
-        assert ended.is_set()
     handle.close()
 
 
@@ -467,25 +460,11 @@ def test_a_block_is_mapped_once_and_returned_with_its_last_frame(
 def test_a_block_that_does_not_fit_its_memory_is_refused(tmp_path: Path, block: str) -> None:
     frames = make_block([10, 20], MemoryAccount())
     handle = frames[0].hand_out("miss")
-    (tmp_path / "id").write_text("a" * 32)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "x.sock"))
-        listener.listen()
-
-        def serve() -> None:
-            line, _ = listener.accept()
-            with line:
-                line.recv(32)
-                socket.send_fds(line, [b"!"], [handle.fd])
-                line.recv(1)
-
-        serving = threading.Thread(target=serve)
-        serving.start()
+    with handover_server(tmp_path, handle.fd):
         near = LocalHandover({})
         near.record_directory(HERE, f"{'a' * 32} {tmp_path}")
         with pytest.raises(HandoverError):
             near.receive_frames(HERE, f"x.sock {'b' * 32} 30", [10, 20], Arena(1 << 20), block)
-        serving.join(60)
     handle.close()
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.cluster.data_dir_identity import has_been_used
 from meshd.config import ConfigError, NodeSettings, StoreSettings
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.wiring.cache import recover_cache
@@ -175,6 +176,18 @@ def test_nothing_is_written_beside_a_directory_for_the_index(tmp_path: Path) -> 
     assert [path.name for path in mount.iterdir()] == ["fast"]
     assert (kept / "data.mdb").exists()
     assert NodeSettings("n", StoreSettings.at(place)).cache_store.index_dir == place / "index-cache"
+
+
+@pytest.mark.parametrize("index", ["n/index", "fast"])
+def test_a_directory_is_used_once_it_has_an_index(tmp_path: Path, index: str) -> None:
+    """A node that prepares its directories and does not start yet, as one that joins a mesh, leaves none."""
+    settings = NodeSettings("n", StoreSettings.at(tmp_path / "n", index_dir=tmp_path / index))
+    for _ in range(2):
+        prepare_data_dir(settings).release()
+        recover_cache(settings.cache_store)
+        assert not has_been_used(settings)
+    with closing(Store.open(settings.store, writer="n", clock=ManualClock())):
+        assert has_been_used(settings)
 
 
 def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,16 +36,17 @@ def test_rows_of_steps_are_those_of_each(
 ) -> None:
     spec = parse_spec({"seed": 5, "tail": tail})
     plan: Any = SimpleNamespace(hash="p", positions=samples, spec=spec, pairs=None)
+    snapshot: Any = None  # which `Lookup` does not need
     first = FrameAddress("p", 3, step, world - 1, world, batch, min(origin, samples - 1))
     steps = consecutive_steps(first, count)
     alone = Lookup()
     try:
         for each in steps:
             count_rows(each, plan)
-        expected = [alone.rows_at(each, plan, None) for each in steps]  # type: ignore[arg-type]  # needs none
+        expected = [alone.rows_at(each, plan, snapshot) for each in steps]
     except BatchError:
         return
-    found = Lookup().rows_of_steps(steps, plan, None)  # type: ignore[arg-type]  # as above
+    found = Lookup().rows_of_steps(steps, plan, snapshot)
     for mine, other in zip(found, expected, strict=True):
         assert mine.positions.tolist() == other.positions.tolist()
         assert mine.samples.tolist() == other.samples.tolist()
