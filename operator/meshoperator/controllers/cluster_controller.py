@@ -306,19 +306,21 @@ class ClusterController:
     async def _tell(
         self, seen: ObservedState, steps: Actions, document: Manifest, beside: str
     ) -> dict[str, Any]:
-        """Write the status. `beside` describes directories shared with other meshes."""
+        """Write the statuses of the nodes and of the mesh. `beside` describes directories shared with other
+        meshes."""
         cluster = seen.cluster
         status = cluster_status(cluster, state_after(seen, steps), document, self._now(), beside)
         if beside and beside not in previous_message(document, DISKS_APART):
             await self._recorder.record_event(document, "DisksShared", beside)
         metrics.record_stuck(cluster.namespace, cluster.name, stuck_pods(seen.state.pods))
         await self._complaints.record_events(document, seen.state.pods)
-        await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
         for each in seen.nodes:
             written = node_status(each, seen.state, seen.work, self._now())
             before = each.get("status") or {}
             if written != {name: before.get(name) for name in written}:  # UsageUpdater writes usage
                 await self._kube.set_status("MeshNode", each["metadata"]["name"], cluster.namespace, written)
+        # Last: what it says of a node can be read at the node then.
+        await self._kube.set_status("MeshCluster", cluster.name, cluster.namespace, status)
         return status
 
 
