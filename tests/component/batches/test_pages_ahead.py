@@ -146,7 +146,7 @@ def test_pages_of_coming_batches_are_opened_in_threads(node: Node, shuffle: dict
         assert now == {sample // ROWS for sample in expected[5]} - ahead  # of one batch more
         for step in range(2, 8):
             assert await node.lines(plan, step) == expected[step]
-        await node.wait()
+            await node.wait()  # a batch that needs a page at once does not wait for its prefetch
         assert not any(main for _, main in node.opened)
         assert len(node.opened) == len(set(node.opened))  # each once
         await node.assembler.aclose()
