@@ -7,11 +7,13 @@ prevent duplicates.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final
 
 from lightkube import ApiError
@@ -41,7 +43,7 @@ from meshoperator.resources import GROUP, VERSION, ResourceError
 from meshwire.cluster.transitions import TransitionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from meshoperator.cluster_model import Cluster, Manifest
     from meshoperator.controllers.data_controller import EventWriter
@@ -145,7 +147,7 @@ class ClusterController:
             raise
         metrics.record_cluster(namespace, name, status)
         ready = status["ready"] == status["desired"]
-        calm = steps.settled and ready and not (steps.waiting or steps.changes or steps.delete)
+        calm = steps.settled and ready and not steps.pending
         return self._settings.resync_seconds if calm else self._settings.eager_seconds
 
     async def _refused(self, document: Manifest, reason: str, why: str) -> None:
@@ -181,18 +183,31 @@ class ClusterController:
         for name, why in steps.force_delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
                 await self._recorder.record_event(document, "Replacing", f"{name}: {why}")
-        for name, why in steps.delete:
-            if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
-                await self._recorder.record_event(document, "Restarting", f"{name}: {why}")
-        for name in await self._volumes.pods_without_claims(cluster, seen.state.pods):
-            if await self._kube.delete_pod(name, cluster.namespace, uids[name]):
-                why = "its volume claim is gone, and a new one is created with a new pod"
-                await self._recorder.record_event(document, "Restarting", f"{name}: {why}")
+        await self._restart(cluster, dict(steps.displaced), uids, document, now=True)
+        unclaimed = await self._volumes.pods_without_claims(cluster, seen.state.pods)
+        why = "its volume claim is gone, and a new one is created with a new pod"
+        await self._restart(cluster, dict(steps.delete) | dict.fromkeys(unclaimed, why), uids, document)
         for name in steps.discard:
             await self._discard(cluster, name, uids.get(name, ""), document)
         return steps, await self._tell(await self._looking.observe(cluster), steps, document, beside)
 
     # --- acting -------------------------------------------------------------------------------------------
+
+    async def _restart(
+        self,
+        cluster: Cluster,
+        reasons: Mapping[str, str],
+        uids: Mapping[str, str],
+        document: Manifest,
+        *,
+        now: bool = False,
+    ) -> None:
+        """Delete pods, by name, so that they are created again. `now`: without grace. Of two that have each
+        other's Kubernetes nodes, the one that ends first would find only its own place free."""
+        deletions = (self._kube.delete_pod(name, cluster.namespace, uids[name], now=now) for name in reasons)
+        existed = await asyncio.gather(*deletions)
+        for name in compress(reasons, existed):
+            await self._recorder.record_event(document, "Restarting", f"{name}: {reasons[name]}")
 
     async def _prepare(self, cluster: Cluster) -> None:
         if cluster.spec.auth.root_secret_ref is None:

@@ -30,9 +30,10 @@ _BLANK: Final = ("joining", "down", "away")
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What to do now. `scale`: pool → replicas. `delete`: pods, with the reason; `forget`: pods whose
-    Kubernetes node is lost, deleted without its help. `discard`: pods deleted with their disks. `waiting`:
-    what is pending, and what it waits for."""
+    """What to do now. `scale`: pool → replicas. `delete`: pods, with the reason; `force_delete`: pods whose
+    Kubernetes node is lost, deleted without its help. `displaced`: pods on each other's Kubernetes nodes, and
+    the like, deleted all at once and without grace. `discard`: pods deleted with their disks. `waiting`: what
+    is pending, and what it waits for."""
 
     scale: Mapping[str, int]
     changes: tuple[MapChange, ...]
@@ -41,6 +42,12 @@ class Actions:
     settled: bool
     force_delete: tuple[tuple[str, str], ...] = ()
     discard: tuple[str, ...] = ()
+    displaced: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is being changed, or waits to be."""
+        return bool(self.waiting or self.changes or self.delete or self.displaced)
 
 
 def apply_map_change(cluster: ClusterMap, change: MapChange) -> ClusterMap:
@@ -69,10 +76,11 @@ class _RolloutPlanner:
         self._depart()
         forget, discard = self._lost_hosts(), self._discarded()
         well = is_settled(self._sight)
-        self._delete += misplaced_pods(self._sight)
+        displaced = tuple(misplaced_pods(self._sight))
+        self._victims |= {name for name, _ in displaced}
         self._roll(well=well)
-        waiting = tuple(self._waiting)
-        return Actions(self._scale, tuple(self._changes), tuple(self._delete), waiting, well, forget, discard)
+        changes, delete, waiting = tuple(self._changes), tuple(self._delete), tuple(self._waiting)
+        return Actions(self._scale, changes, delete, waiting, well, forget, discard, displaced)
 
     # --- size ---------------------------------------------------------------------------------------------
 
@@ -183,8 +191,7 @@ class _RolloutPlanner:
 
     def _roll(self, *, well: bool) -> None:
         outdated = [pod for pod in sorted(self._sight.pods, key=lambda p: p.name) if self._outdated(pod)]
-        ending = self._victims | {name for name, _ in self._delete}
-        outdated = [pod for pod in outdated if not pod.leaving and pod.name not in ending]
+        outdated = [pod for pod in outdated if not pod.leaving and pod.name not in self._victims]
         if not outdated or self._spec.update.paused:
             return
         broken = [pod for pod in outdated if self._useless(pod)]

@@ -159,9 +159,7 @@ def cluster_status(
     ready = sum(pod.ready for pod in sight.pods)
     desired = sum(sight.wanted.values())
     outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
-    progressing = bool(
-        steps.waiting or steps.changes or steps.delete or outdated or len(sight.pods) != desired
-    ) or (ready < desired)
+    progressing = bool(steps.pending or outdated or len(sight.pods) != desired or ready < desired)
     degraded = _degraded(sight)
     waiting = "; ".join(steps.waiting)[:1000]
     found: list[Condition] = [

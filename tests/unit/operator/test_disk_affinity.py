@@ -97,7 +97,7 @@ def _pod(number: int, node: str, *, ready: bool = False, machine: str = "") -> P
 def _moved(*pods: Pod, known: ClusterMap | None = None, **more: Any) -> list[str]:
     seen = _seen(pods, known, **more)
     found = [name for name, _ in misplaced_pods(seen)]
-    assert found == [name for name, _ in plan_rollout(seen).delete]
+    assert found == [name for name, _ in plan_rollout(seen).displaced]
     return found
 
 
