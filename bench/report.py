@@ -156,8 +156,8 @@ def tokens_section(rows: Mapping[str, RowResult]) -> list[str]:
         ["client CPU µs a thousand tokens", *(number(result.value(name, "client_us"), 0) for name in names)],
     ]
     bars = []
-    for ours in (token_rows.OURS, token_rows.NUMBERED):
-        for name in token_rows.PEERS:
+    for ours, peers in token_rows.COMPARED.items():
+        for name in peers:
             ratio, cpu = (result.ratio(ours, name, metric) for metric in ("rate", "client_us"))
             if ratio is None:
                 continue

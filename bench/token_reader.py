@@ -42,8 +42,8 @@ def ours(endpoint: str, *, numbered: bool) -> Iterable[Any]:
 
 def look(batch: Any) -> int:
     """How many tokens of texts it has."""
-    packed = isinstance(batch, tuple)
-    tokens, segments = batch if packed else (batch, None)
+    packed = isinstance(batch, tuple | list)
+    tokens, segments = batch[:2] if packed else (batch, None)
     tokens = np.asarray(tokens)  # small operations of torch would cost more than some loaders do
     segments = None if segments is None else np.asarray(segments)
     if tokens.shape != (BATCH, LENGTH):

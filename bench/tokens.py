@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench import photo_dataset
-from bench.peers.token_rows import BATCH, BUCKET, LENGTH, NUMBERED, OURS, PEERS, SHARD_ROWS, VALUES, WORKERS
+from bench.peers.token_rows import (
+    BATCH,
+    BUCKET,
+    LENGTH,
+    MAPPED,
+    MAPPED_NUMBERED,
+    NUMBERED,
+    OURS,
+    PEERS,
+    SHARD_ROWS,
+    VALUES,
+    WORKERS,
+)
 from bench.ready_process import StandingContender, measure_in_turn
 from meshsdk.client.s3_client import connect
 from meshwire.formats.token_index import encode_token_index
@@ -38,7 +50,8 @@ token files. *{OURS}* is sent the tokens alone, as the peers are, *{NUMBERED}* a
 position of each token: 2 and 10 bytes a token. Their tokens are uint16, as they are stored; the peers' are
 int64. *streaming* and *litdata* read their own shards of rows, cut from one stream, with {WORKERS} workers
 and an empty local cache. *memmap* reads windows of one local file in a `DataLoader` with {WORKERS} workers,
-as Megatron does: no server, no network. A round is a pass over all."""
+as Megatron does: no server, no network. *memmap+segments* also numbers the texts of a window, and the tokens
+of each, from a file of the ends of texts (Megatron's `--reset-position-ids`). A round is a pass over all."""
 
 
 def title(scale: Scale) -> str:
@@ -54,7 +67,7 @@ def measure(
     _fill(server, peers, scale.tokens, folder)
     yield from measure_in_turn(
         NAME,
-        (OURS, NUMBERED, "memmap", *peers),
+        (OURS, NUMBERED, MAPPED, MAPPED_NUMBERED, *peers),
         lambda name: _contender(name, server, folder),
         scale.rounds,
         say,
@@ -73,6 +86,7 @@ def _fill(server: Server, peers: Sequence[str], tokens: int, folder: Path) -> No
     stream = (np.arange(tokens) % VALUES).astype(np.uint16)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stream.bin").write_bytes(stream.tobytes())
+    (folder / "ends.bin").write_bytes(_lengths(tokens).cumsum().tobytes())
     with connect(
         server.endpoint, access_key=account.access_key, secret_key=account.secret_key, region="us-east-1"
     ) as client:

@@ -17,7 +17,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.peers.loaders import disconnect, stand_in_torchvision
-from bench.peers.token_rows import BATCH, BUCKET, LENGTH, SHARD_ROWS, VALUES, WORKERS
+from bench.peers.token_rows import (
+    BATCH,
+    BUCKET,
+    LENGTH,
+    MAPPED,
+    MAPPED_NUMBERED,
+    SHARD_ROWS,
+    VALUES,
+    WORKERS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,11 +48,36 @@ class _Mapped(Dataset[Any]):  # type: ignore[misc]  # torch is not followed by m
         return torch.from_numpy(self._map[index * LENGTH : (index + 1) * LENGTH].astype(np.int64))
 
 
+class _Numbered(_Mapped):
+    """Also the segment, from 1, and the position of each token, int32 as ours; from a file of the ends of all
+    texts, int64."""
+
+    def __init__(self, file: str, ends: str) -> None:
+        super().__init__(file)
+        self._ends = np.fromfile(ends, np.int64)
+
+    def __getitem__(self, index: int) -> Any:
+        begin, end = index * LENGTH, (index + 1) * LENGTH
+        inner = self._ends[np.searchsorted(self._ends, begin, "right") : np.searchsorted(self._ends, end)]
+        cuts = np.concatenate(([0], inner - begin, [LENGTH])).astype(np.int32)
+        lengths = np.diff(cuts)
+        segments = np.repeat(np.arange(1, cuts.size, dtype=np.int32), lengths)
+        positions = np.arange(LENGTH, dtype=np.int32) - np.repeat(cuts[:-1], lengths)
+        return super().__getitem__(index), torch.from_numpy(segments), torch.from_numpy(positions)
+
+
 def memmap(endpoint: str, folder: str) -> Iterable[torch.Tensor]:
     """A memory-mapped file on the local disk, in a DataLoader."""
-    return DataLoader(  # type: ignore[no-any-return]
-        _Mapped(f"{folder}/stream.bin"), BATCH, shuffle=True, drop_last=True, num_workers=WORKERS
-    )
+    return _loader(_Mapped(f"{folder}/stream.bin"))
+
+
+def numbered_memmap(endpoint: str, folder: str) -> Iterable[list[torch.Tensor]]:
+    """The same with segments and positions."""
+    return _loader(_Numbered(f"{folder}/stream.bin", f"{folder}/ends.bin"))
+
+
+def _loader(rows: _Mapped) -> Any:
+    return DataLoader(rows, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS)
 
 
 def streaming(endpoint: str, folder: str) -> Iterable[torch.Tensor]:
@@ -126,8 +160,9 @@ WRITERS: Final[dict[str, Callable[[str, int], None]]] = {
     "streaming": write_streaming,
     "litdata": write_litdata,
 }
-LOADERS: Final[dict[str, Callable[[str, str], Iterable[torch.Tensor]]]] = {
-    "memmap": memmap,
+LOADERS: Final[dict[str, Callable[[str, str], Iterable[Any]]]] = {
+    MAPPED: memmap,
+    MAPPED_NUMBERED: numbered_memmap,
     "streaming": streaming,
     "litdata": litdata,
 }

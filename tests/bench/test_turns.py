@@ -170,6 +170,23 @@ def test_rows_of_tokens_are_looked_at(tmp_path: Path) -> None:
         look(batch)
 
 
+def test_a_mapped_file_gives_the_segments_that_ours_give(tmp_path: Path) -> None:
+    lengths = np.array([LENGTH, 3, LENGTH - 4, LENGTH + 5, *[LENGTH] * BATCH])
+    stream = np.arange(lengths.sum()) % VALUES
+    (tmp_path / "stream.bin").write_bytes(stream.astype(np.uint16).tobytes())
+    (tmp_path / "ends.bin").write_bytes(lengths.cumsum().astype(np.int64).tobytes())
+    segments = np.repeat(np.arange(lengths.size), lengths)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    [batch] = LOADERS["memmap+segments"]("", str(tmp_path))
+    assert look(batch) == BATCH * LENGTH
+    for row, numbered, placed in zip(*(each.numpy() for each in batch), strict=True):
+        [begin] = [at for at in np.flatnonzero(stream == row[0]).tolist() if at % LENGTH == 0]
+        inside = segments[begin : begin + LENGTH]
+        assert numbered.tolist() == (inside - inside[0] + 1).tolist()
+        known = positions[begin : begin + LENGTH] - np.where(inside == inside[0], positions[begin], 0)
+        assert placed.tolist() == known.tolist()  # of a text that began before the window, from its cut
+
+
 @pytest.mark.parametrize("module", [windows, table_row, checkpoints])
 def test_standing_contenders_take_turns(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def standing(name: str, *_: object) -> Any:
