@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -159,12 +159,14 @@ class ByteSemaphore:
     def _grant(self) -> None:
         while self._waiting and self._fits(self._waiting[0][0]):
             units, granted = self._waiting.popleft()
-            self.in_use += units
-            granted.set_result(None)
+            if not granted.done():  # else the call was cancelled, and takes nothing
+                self.in_use += units
+                granted.set_result(None)
 
     def _cancel_waiter(self, units: int, granted: asyncio.Future[None]) -> None:
-        if granted.done() and not granted.cancelled():
+        if not granted.cancelled():
             self.release(units)  # granted at the moment of cancellation
-        else:
+            return
+        with suppress(ValueError):  # it had its turn between the cancellation and now
             self._waiting.remove((units, granted))
-            self._grant()
+        self._grant()

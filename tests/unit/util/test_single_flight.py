@@ -191,6 +191,23 @@ def test_giving_up_waiting_takes_nothing_and_lets_the_next_go() -> None:
     run(check())
 
 
+def test_giving_up_in_the_moment_in_which_it_is_granted_takes_nothing() -> None:
+    async def check() -> None:
+        budget = ByteSemaphore(10)
+        await budget.acquire(10)
+        cancelled, next_one = (asyncio.ensure_future(budget.acquire(units)) for units in (4, 9))
+        await turns()
+        cancelled.cancel()
+        budget.release(10)  # before the cancelled call goes on
+        await asyncio.gather(cancelled, return_exceptions=True)
+        assert next_one.done()
+        assert budget.in_use == 9
+        budget.release(9)
+        assert (budget.in_use, len(budget._waiting)) == (0, 0)
+
+    run(check())
+
+
 def test_more_given_back_than_taken_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="only 0 are in use"):
         ByteSemaphore(1).release(1)
