@@ -110,13 +110,14 @@ class SharedFrame:
 
     The memory counts as long as anything refers to one of its frames: the maker, the cache, or a handle that
     is not closed. `bad`: rows whose own sample is bad, without padding; `complaint`: the error to raise if
-    they are too many; `took`: how long the frame took to make.
+    they are too many; `took`: how long the frame took to make; `block`: the memory that it shares with other
+    frames, if it does.
     """
 
     def __init__(
         self, memory: _SharedMemory, size: int, offset: int = 0, block: FrameBlock | None = None
     ) -> None:
-        self._memory, self._block = memory, block
+        self._memory, self.block = memory, block
         self.fd, self.size, self.offset = memory.holding.fd, size, offset
         self.rows = self.bad = 0
         self.complaint: BatchError | None = None
@@ -135,7 +136,7 @@ class SharedFrame:
         self.finish()
         took, at = READY if result == "hit" else self.took, self.offset
         fd = os.dup(self.fd)
-        return Frame(fd, self.size, self.rows, result, self, took=took, offset=at, block=self._block)
+        return Frame(fd, self.size, self.rows, result, self, took=took, offset=at, block=self.block)
 
     def finish(self) -> None:
         """Seals the frame, and with it the others of its block."""

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
+    from meshd.core.frame_address import FrameBlock
     from meshd.core.memory_frames import SharedFrame
 
 K = TypeVar("K")
 
 
 class FrameCache(Generic[K]):
-    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first."""
+    """Caches finished frames by address: at most `limit` bytes, least recently used evicted first.
+
+    Frames that share a block of memory are evicted together: the last of them would keep all of it.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._frames: OrderedDict[K, SharedFrame] = OrderedDict()
+        self._blocks: dict[FrameBlock, list[K]] = {}
         self.bytes = 0
         self.by_account: Counter[str] = Counter()
 
@@ -35,19 +40,26 @@ class FrameCache(Generic[K]):
         return frame
 
     def put(self, address: K, frame: SharedFrame) -> None:
-        """Caches a frame unless it alone exceeds the limit."""
-        if frame.size > self._limit or address in self._frames:
+        """Caches a frame unless its memory alone exceeds the limit."""
+        block = frame.block
+        if (frame.size if block is None else block.size) > self._limit or address in self._frames:
             return
         self._frames[address] = frame
+        if block is not None:
+            self._blocks.setdefault(block, []).append(address)
         self._add(frame.owner, frame.size)
         while self.bytes > self._limit:
-            _, oldest = self._frames.popitem(last=False)
-            self._add(oldest.owner, -oldest.size)
+            self._evict(next(iter(self._frames)))
 
     def clear(self) -> None:
         """Drops all frames."""
         while self._frames:
-            _, frame = self._frames.popitem()
+            self._evict(next(iter(self._frames)))
+
+    def _evict(self, address: K) -> None:
+        block = self._frames[address].block
+        for each in (address,) if block is None else self._blocks.pop(block):
+            frame = self._frames.pop(each)
             self._add(frame.owner, -frame.size)
 
     def _add(self, owner: str, size: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from meshd.batches.read_ahead.extents import Reads
 from meshd.config import TransformSettings
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress, FrameAddress, RowsAddress
-from meshd.core.memory_frames import MemoryAccount, MemoryFrame
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame, make_block
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.core.sample_locations import slice_locations
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
@@ -257,6 +258,22 @@ def test_the_cache_is_bounded() -> None:
     assert (cache.bytes, memory.bytes) == (0, 7)
     held.close()
     assert memory.bytes == 0
+
+
+def test_frames_in_one_block_of_memory_leave_the_cache_together() -> None:
+    memory, size = MemoryAccount(), mmap.PAGESIZE
+    cache: FrameCache[int] = FrameCache(4 * size)
+    for first in (0, 2, 4):
+        for number, frame in enumerate(make_block([size, size], memory), first):
+            cache.put(number, frame)
+        del frame
+        assert cache.get(0) is not None or first == 4  # used again, while its neighbour is not
+    assert memory.bytes == cache.bytes <= 4 * size
+    assert [cache.get(number) is not None for number in range(6)] == [False] * 2 + [True] * 4
+    cache.put(6, make_block([size] * 5, memory)[0])
+    assert cache.get(6) is None, "its block alone exceeds the limit"
+    cache.clear()
+    assert (len(cache), cache.bytes, memory.bytes) == (0, 0, 0)
 
 
 def test_frames_nobody_takes_hold_others_back(bench: Bench) -> None:
