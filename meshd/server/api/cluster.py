@@ -124,6 +124,6 @@ class ActivityEndpoint:
     @operation("/-/activity", "What each node counts", query=("history",), reply=reply_types.Activity)
     async def _get(self, request: MeshRequest, identity: Identity) -> Reply:
         """Answer the numbers; with `?history=1`, the last hour of each node, too."""
-        query = dict(parse_qsl(request.raw_path.partition("?")[2], max_num_fields=64))
+        query = dict(parse_qsl(request.raw_path.partition("?")[2]))
         document = await self._activity.of_all_nodes(history=query.get("history") == "1")
         return json_reply(200, document, self._clock.now_ms() // 1000)

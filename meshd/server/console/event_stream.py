@@ -72,7 +72,10 @@ class EventStreams:
 
     async def send(self, request: MeshRequest, cookie: str) -> Reply:
         """Send a stream until it ends. Raises S3Error InvalidArgument, SlowDown, AccessDenied."""
-        pairs = parse_qsl(request.raw_path.partition("?")[2], max_num_fields=16)
+        try:
+            pairs = parse_qsl(request.raw_path.partition("?")[2], max_num_fields=16)
+        except ValueError:  # more fields than a page sends
+            pairs = []
         targets = [value for name, value in pairs if name == "watch"]
         if not targets or not set(targets) <= set(WATCHABLE):
             raise S3Error("InvalidArgument", f"watch must be one or more of {', '.join(WATCHABLE)}.")

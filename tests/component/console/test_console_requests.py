@@ -146,6 +146,7 @@ def test_a_page_can_do_what_its_key_may(daemon: Daemon, page: ConsoleClient) -> 
         answer = reader.api("GET", target)
         assert (answer.status, message_of(answer)) == (403, "only root may use the admin API")
     assert reader.api("GET", "/-/activity").status == 200
+    assert reader.api("GET", f"/-/activity?{'&'.join(f'p{number}=1' for number in range(65))}").status == 200
     page.json("PATCH", f"/-/admin/keys/{key['access_key']}", {"enabled": False})
     answer = reader.api("GET", "/shown?list-type=2")
     assert (answer.status, message_of(answer)) == (403, "The session has ended: sign in again.")
@@ -258,7 +259,9 @@ def test_a_stream_tells_403_as_a_sentence_and_ends_with_its_session(
     assert reader.send("GET", f"{PREFIX}/events?watch=/-/cluster").status == 403
 
 
-@pytest.mark.parametrize("query", ["", "watch=/-/admin/users", "watch=/shown"])
+@pytest.mark.parametrize(
+    "query", ["", "watch=/-/admin/users", "watch=/shown", "&".join(["watch=/-/activity"] * 17)]
+)
 def test_a_stream_watches_nothing_else(page: ConsoleClient, query: str) -> None:
     answer = page.send("GET", f"{PREFIX}/events?{query}", headers={"x-mesh-console": page.csrf})
     assert answer.status == 400
