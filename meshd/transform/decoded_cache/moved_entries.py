@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from meshd.transform.decoded_cache.segment_store import BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -60,7 +62,8 @@ class MovedEntries:
             own = table.own_rows
             if own is not None:
                 samples = await asyncio.to_thread(_moved, table, list(table.segments), own)
-                self._found[table] = _Found(own, deque(samples))
+                if table.segments:  # else it was dropped in the meantime
+                    self._found[table] = _Found(own, deque(samples))
 
     def forget(self, table: Table) -> None:
         """Forget a table that was dropped."""
@@ -74,6 +77,6 @@ def _taken(samples: deque[int]) -> Iterator[int]:
 
 
 def _moved(table: Table, segments: Sequence[int], own: OwnRows) -> list[int]:
-    kept = table.kept_samples(segments)
+    kept = table.kept_samples(segments, BLOCK)
     moved: list[int] = kept[~own.include(kept)].tolist() if kept.size else []
     return moved

@@ -27,7 +27,7 @@ MIN_SEGMENT_BYTES: Final = 1 << 20
 MAX_SEGMENT_BYTES: Final = 256 << 20
 _SEGMENTS: Final = 64
 """Segments that a full cache has, at least."""
-_BLOCK: Final = 4096
+BLOCK: Final = 4096
 """Space is given back in whole blocks."""
 Spans = dict["Path", list[tuple[int, int]]]
 """By file: the (offset, length) of parts of it."""
@@ -135,7 +135,7 @@ class SegmentStore:
             if found is None:
                 continue
             segment, offset, length = found
-            first, end = -(-offset // _BLOCK) * _BLOCK, (offset + length) // _BLOCK * _BLOCK
+            first, end = -(-offset // BLOCK) * BLOCK, (offset + length) // BLOCK * BLOCK
             if end <= first:
                 continue
             table.forget(sample)

@@ -144,9 +144,12 @@ class Table:
         """The samples that the node is asked for; None if lately it was asked for any of them."""
         return None if self._whole > MOST_WHOLE else self._own
 
-    def kept_samples(self, segments: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the samples that have entries in these segments, in the order of their entries."""
+    def kept_samples(self, segments: Sequence[int], block: int) -> npt.NDArray[np.int64]:
+        """Return the samples whose entries in these segments fill a block of the file at least, in the order
+        of their entries."""
         found = np.flatnonzero(np.isin(self._segment, segments))
+        begins = self._offset[found].astype(np.int64)
+        found = found[(begins + self._length[found]) // block > -(-begins // block)]
         return found[np.lexsort((self._offset[found], self._segment[found]))]
 
     def find(self, sample: int) -> tuple[Segment, int, int] | None:

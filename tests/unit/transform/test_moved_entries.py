@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache.entry_format import EntryError
 from meshd.transform.decoded_cache.messages import StoredEntry
+from meshd.transform.decoded_cache.moved_entries import MovedEntries
+from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore, free_spans
 from meshd.transform.decoded_cache.tables import Table
@@ -16,8 +21,15 @@ from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.unit.transform.test_decoded_cache import BYTES, MIB, SAMPLES, TEXT, kept, picture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import numpy.typing as npt
+
+    from meshd.transform.decoded_cache.tables import Segment
+
+    Integers = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
 
 ROOM = 3 * MIB
 BEFORE, AFTER = list(range(0, SAMPLES, 2)), list(range(0, SAMPLES, 4))
@@ -190,3 +202,55 @@ def test_a_file_whose_entries_are_all_gone_is_removed(tmp_path: Path) -> None:
     assert not table.segments
     free_spans({segment.path: [(0, 4096)]})  # of a file that is gone: nothing happens
     files.close()
+
+
+def filled(store: SegmentStore, lengths: Sequence[int], include: Callable[[Integers], Flags]) -> Segment:
+    """A sealed segment with entries of these lengths, of a table whose samples are asked for by `include`."""
+    table, at = Table(7, len(lengths), 0, 0.0), 0
+    table.note_request(SampleSet("s", len(lengths), own=OwnRows(1, include)), 0.0)
+    segment = store.create("writer", table, 64 * MIB)
+    for sample, length in enumerate(lengths):
+        table.add(segment, StoredEntry(7, sample, at, length))
+        at += length
+        store.grow(segment, at)
+    store.seal(segment)
+    return segment
+
+
+def none_of(samples: Integers) -> Flags:
+    return np.zeros(samples.size, np.bool_)
+
+
+def test_entries_that_fill_no_block_are_not_looked_at_again(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path / "decoded", 1 << 30)
+    store.clear()
+    moved, table = MovedEntries(store), filled(store, [4096, 3000, 5000, 9000, 64], none_of).table
+    assert moved.give_back([table], 1) == 0
+    asyncio.run(moved.find())
+    assert repr(moved) == "<MovedEntries, 2 found>"
+    assert moved.give_back([table], 1 << 30) == 4096 + 2 * 4096
+    assert [table.find(sample) is None for sample in range(5)] == [True, False, False, True, False]
+
+
+def test_a_table_that_is_dropped_while_it_is_searched_is_forgotten(tmp_path: Path) -> None:
+    store = SegmentStore(tmp_path / "decoded", 1 << 30)
+    store.clear()
+    searching, dropped = threading.Event(), threading.Event()
+
+    def slowly(samples: Integers) -> Flags:
+        searching.set()
+        assert dropped.wait(20)
+        return none_of(samples)
+
+    async def run() -> None:
+        moved, segment = MovedEntries(store), filled(store, [10_000] * 4, slowly)
+        moved.give_back([segment.table], 1)
+        finding = asyncio.create_task(moved.find())
+        assert await asyncio.to_thread(searching.wait, 20)
+        store.drop(segment)
+        moved.forget(segment.table)
+        dropped.set()
+        await finding
+        assert repr(moved) == "<MovedEntries, 0 found>"
+
+    asyncio.run(run())
