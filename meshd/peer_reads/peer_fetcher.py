@@ -87,7 +87,7 @@ class NearCache(Protocol):
 
     def keep_parts(self, fd: int, kept: Sequence[tuple[ObjectRange, int, int]]) -> None: ...
 
-    def keep_frame(self, address: FrameAddress, fd: int, size: int, rows: int) -> None: ...
+    def keep_frame(self, address: FrameAddress, frame: Frame) -> None: ...
 
 
 class PeerFetcher:
@@ -428,7 +428,7 @@ class PeerFrames:
     def cache_frame(self, address: FrameAddress, frame: Frame) -> None:
         """Put a copy into the near cache, if this node has one."""
         if self._near_cache is not None:
-            self._near_cache.keep_frame(address, frame.fd, frame.size, frame.rows)
+            self._near_cache.keep_frame(address, frame)
 
 
 def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:

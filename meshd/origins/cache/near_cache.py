@@ -23,7 +23,7 @@ from meshd.util.async_tasks import BackgroundTasks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.core.frame_address import FrameAddress
+    from meshd.core.frame_address import Frame, FrameAddress
     from meshd.core.peer_source import ObjectRange
     from meshd.origins.cache.cache_manager import CacheManagerClient
     from meshd.store.records import Record
@@ -106,14 +106,14 @@ class NearCacheStore:
         pieces = [(part_name(part), offset, length) for part, offset, length in kept if 0 < length <= LARGEST]
         self._keep(fd, pieces)
 
-    def keep_frame(self, address: FrameAddress, fd: int, size: int, rows: int) -> None:
-        """Cache a batch."""
-        name = frame_key(address)
+    def keep_frame(self, address: FrameAddress, frame: Frame) -> None:
+        """Cache a batch. The caller may close the frame at once."""
+        name, size = frame_key(address), frame.size
         pieces = [
-            (f"{name}.{number}", start, min(LARGEST, size - start))
+            (f"{name}.{number}", frame.offset + start, min(LARGEST, size - start))
             for number, start in enumerate(range(0, size, LARGEST))
         ]
-        self._keep(fd, pieces, (name, msgspec.msgpack.encode(_Whole(size, rows))))
+        self._keep(frame.fd, pieces, (name, msgspec.msgpack.encode(_Whole(size, frame.rows))))
 
     def _keep(
         self, fd: int, pieces: Sequence[tuple[str, int, int]], last: tuple[str, bytes] | None = None

@@ -9,20 +9,28 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from meshd.core.memory_frames import MemoryAccount, MemoryFrame
+from meshd.core.frame_address import FrameAddress
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame, make_block
 from meshd.core.peer_source import ReadFailure
 from meshd.core.read_source import FailoverRead
+from meshd.origins.cache import near_cache
+from meshd.origins.cache.near_cache import NearCacheStore
 from meshd.peer_reads.peer_fetcher import FetchedParts, append_bytes
 from meshd.reads import near_cache_reader
 from meshd.reads.near_cache_reader import NearCacheSource
 from meshd.store.records import Record
+from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
+from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.core.peer_source import ObjectRange
+    from meshd.origins.cache.cache_manager import CacheManagerClient
+    from meshd.origins.cache.cache_store import Piece
     from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.store import Store
 
 DATA = bytes(range(251)) * 4
 PART = 100
@@ -100,5 +108,38 @@ def test_a_part_that_no_node_has_ends_the_read_where_it_begins(lost: int) -> Non
         assert caught.value.code == "SlowDown"
         assert came == DATA[:lost]
         assert peers.memory.bytes == 0
+
+    asyncio.run(run())
+
+
+class _Manager:
+    """Admits every piece."""
+
+    async def admit_piece(self, piece: Piece) -> bool:
+        return True
+
+    def record_read(self, piece: Piece) -> None: ...
+
+
+def test_a_batch_that_shares_its_memory_is_cached_with_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_cache, "LARGEST", 3000)
+
+    async def run() -> None:
+        cache = NearCacheStore(
+            cast("Store", MemoryStore(ManualClock())), cast("CacheManagerClient", _Manager())
+        )
+        address, made = FrameAddress("a" * 64, 0, 1), make_block([5000, 5000], MemoryAccount())
+        for number, one in enumerate(made, 1):
+            os.pwrite(one.fd, bytes([number]) * one.size, one.offset)
+            one.rows = number
+        frame = made[1].hand_out("miss")
+        cache.keep_frame(address, frame)
+        frame.close()
+        for _ in range(1000):  # until it is written
+            if await cache.get_frame(address) is not None:
+                break
+            await asyncio.sleep(0.01)
+        assert await cache.get_frame(address) == ([b"\2" * 3000, b"\2" * 2000], 2)
+        await cache.aclose()
 
     asyncio.run(run())
