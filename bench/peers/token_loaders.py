@@ -76,8 +76,10 @@ def numbered_memmap(endpoint: str, folder: str) -> Iterable[list[torch.Tensor]]:
     return _loader(_Numbered(f"{folder}/stream.bin", f"{folder}/ends.bin"))
 
 
-def _loader(rows: _Mapped) -> Any:
-    return DataLoader(rows, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS)
+def _loader(rows: _Mapped) -> Iterable[Any]:
+    return DataLoader(  # type: ignore[no-any-return]
+        rows, BATCH, shuffle=True, drop_last=True, num_workers=WORKERS
+    )
 
 
 def streaming(endpoint: str, folder: str) -> Iterable[torch.Tensor]:
