@@ -135,8 +135,9 @@ def _is_error_document(body: bytes) -> bool:
 
 def _excerpt(body: bytes) -> str:
     """Describe a response that is not an S3 document."""
-    text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:80]
-    return f"the server's answer is not an S3 document ({text or 'it is empty'})"
+    told = body[:400].decode("utf-8", "replace")
+    words = _TAG.sub(" ", told).split() or told.split() or ["it is empty"]  # a page may begin with tags alone
+    return f"the server's answer is not an S3 document ({' '.join(words)[:80]})"
 
 
 def missing(bucket: str, key: str) -> NotFoundError:

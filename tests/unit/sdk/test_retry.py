@@ -244,7 +244,12 @@ def test_the_silent_are_asked_early_enough_for_another_node() -> None:
         (b"<!DOCTYPE HTML>\n<html><head><title>Directory listing</title></head>", "(Directory listing)"),
         (b"It works!", "(It works!)"),
         (b"", "(it is empty)"),
-        (b'<?xml version="1.0"?><Other/>', "is not an S3 document"),
+        (b" \n", "(it is empty)"),
+        (b'<?xml version="1.0"?><Other/>', '(<?xml version="1.0"?><Other/>)'),
+        (
+            b"<!DOCTYPE html><html><head>" + 9 * b'<meta property="og:type" content="website" />',
+            "(<!DOCTYPE html>",
+        ),
     ],
 )
 def test_an_answer_that_is_no_s3_document_is_described(body: bytes, words: str) -> None:
