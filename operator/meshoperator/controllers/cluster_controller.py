@@ -205,9 +205,12 @@ class ClusterController:
         """Delete pods, by name, so that they are created again. `now`: without grace. Of two that have each
         other's Kubernetes nodes, the one that ends first would find only its own place free."""
         deletions = (self._kube.delete_pod(name, cluster.namespace, uids[name], now=now) for name in reasons)
-        existed = await asyncio.gather(*deletions)
-        for name in compress(reasons, existed):
+        answers = await asyncio.gather(*deletions, return_exceptions=True)
+        for name in compress(reasons, (answer is True for answer in answers)):
             await self._recorder.record_event(document, "Restarting", f"{name}: {reasons[name]}")
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
 
     async def _prepare(self, cluster: Cluster) -> None:
         if cluster.spec.auth.root_secret_ref is None:
