@@ -61,8 +61,9 @@ namespace, since training pods get their keys as Secrets there.
 ## Scopes
 
 `cluster` (the default) gives the operator a ClusterRole: meshes in every namespace, labels of nodes read for
-placement and written for affinity. `namespaced` gives it Roles in `watchNamespaces` only: no labels of nodes,
-so copies are not placed by zone and rack, and training pods are not drawn to them.
+placement and written for affinity. `namespaced` gives it Roles in `watchNamespaces` only, and one for its
+Lease if it runs in another namespace: no labels of nodes, so copies are not placed by zone and rack, and
+training pods are not drawn to them.
 
 ## Values
 

@@ -157,7 +157,31 @@ def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
 def test_a_namespaced_operator_has_no_rights_of_the_cluster() -> None:
     found = documents("namespaced")
     assert not {"ClusterRole", "ClusterRoleBinding"} & {each["kind"] for each in found}
-    assert {each["metadata"]["namespace"] for each in found if each["kind"] == "Role"} == {"a", "b"}
+    assert {each["metadata"]["namespace"] for each in found if each["kind"] == "Role"} == {"a", "b", "ns"}
+
+
+def test_an_operator_may_hold_its_lease_in_a_namespace_without_meshes() -> None:
+    found = documents("namespaced")
+    (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment")
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    namespace = env["MESH_OPERATOR_LEASE_NAMESPACE"]
+    there = [each for each in found if each["metadata"].get("namespace") == namespace]
+    (role,) = (each for each in there if each["kind"] == "Role")
+    lease = {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "update"],
+    }
+    assert role["rules"] == [lease], "and nothing else"
+    (binding,) = (each for each in there if each["kind"] == "RoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = {"kind": "ServiceAccount", "name": pod["serviceAccountName"], "namespace": namespace}
+    assert binding["subjects"] == [account]
+    own = [each for each in rendered({"scope": "namespaced"}) if each["kind"] == "Role"]
+    assert sorted(each["metadata"]["name"] for each in own) == [
+        "mesh-shardmesh-daemon",
+        "mesh-shardmesh-operator",
+    ]
 
 
 @pytest.mark.parametrize("name", MATRIX)
