@@ -141,7 +141,7 @@ def test_an_operator_leaves_a_lost_machine_soon_and_several_are_apart() -> None:
 
 
 def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
-    def told(policy: str) -> tuple[set[str], Any]:
+    def told(policy: str | None) -> tuple[set[str], Any]:
         found = rendered({"operator": {"ipFamilyPolicy": policy}})
         (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment")
         (service,) = (each["spec"] for each in found if each["kind"] == "Service")
@@ -151,6 +151,7 @@ def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
         return hosts, service.get("ipFamilyPolicy")
 
     assert told("") == ({"0.0.0.0"}, None)
+    assert told(None) == ({"0.0.0.0"}, None), "as after an upgrade with --reuse-values from an earlier chart"
     assert told("PreferDualStack") == ({"[::]"}, "PreferDualStack")
 
 
