@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, start_http_server
 
+from meshoperator.listen_socket import usable_host
 from meshoperator.planners.pod_checks import REASONS
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def forget_clusters() -> None:
 
 def serve(host: str, port: int) -> None:
     """Serve `/metrics` from a thread."""
-    start_http_server(port, host, registry=registry)
+    start_http_server(port, usable_host(host), registry=registry)
 
 
 def _list(status: Mapping[str, object], name: str) -> list[dict[str, str]]:

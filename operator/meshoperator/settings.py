@@ -5,6 +5,7 @@ Law: validated once, at construction, and passed down as a value.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +14,21 @@ if TYPE_CHECKING:
 
 
 _PREFIX: Final = "MESH_OPERATOR_"
+
+
+def _log_level(text: str) -> str:
+    if text.upper() not in logging.getLevelNamesMapping():
+        raise ValueError
+    return text
+
+
+_KINDS: Final[dict[Callable[[str], Any], str]] = {
+    int: "a whole number",
+    float: "a number",
+    _log_level: "debug, info, warning or error",
+}
 _PLAIN: Final[dict[str, Callable[[str], Any]]] = {
-    "log_level": str,
+    "log_level": _log_level,
     "lease_namespace": str,
     "pod_name": str,
     "pod_uid": str,
@@ -106,7 +120,7 @@ class OperatorSettings:
 
         def address(name: str) -> tuple[str, int] | None:
             host, _, port = value(name).rpartition(":")
-            if port and not port.isdecimal():
+            if port and not (port.isdecimal() and int(port) < 1 << 16):
                 raise ValueError(f"{_PREFIX}{name} is {value(name)!r}; write HOST:PORT, such as 0.0.0.0:8080")
             return (host.strip("[]"), int(port)) if port else None
 
@@ -122,8 +136,8 @@ class OperatorSettings:
                 try:
                     found[name] = convert(text)
                 except ValueError:
-                    kind = "a whole" if convert is int else "a"
-                    raise ValueError(f"{_PREFIX}{name.upper()} is {text!r}; write {kind} number") from None
+                    kind = _KINDS[convert]
+                    raise ValueError(f"{_PREFIX}{name.upper()} is {text!r}; write {kind}") from None
         return cls(**found)
 
     @property

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshoperator.__main__ import with_arguments
-from meshoperator.listen_socket import listen
+from meshoperator.listen_socket import listen, usable_host
 from meshoperator.settings import OperatorSettings
 
 if TYPE_CHECKING:
@@ -111,6 +111,14 @@ def test_sockets_take_the_families_of_their_address(host: str, families: int) ->
     with closing(listen(host, 0)) as server:
         port = server.getsockname()[1]
         assert sum(map(takes, ("127.0.0.1", "::1"))) == families
+
+
+def test_without_ipv6_every_address_is_one_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PreferDualStack` is for every cluster, whatever its nodes have."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with closing(listen("::", 0)) as server:
+        assert server.family == socket.AF_INET
+    assert [usable_host(host) for host in ("::", "::1", "127.0.0.1")] == ["0.0.0.0", "::1", "127.0.0.1"]
 
 
 def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFixture) -> None:
@@ -209,6 +217,8 @@ def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
         ("RESYNC_SECONDS", "soon"),
         ("MOVE_BYTES_PER_SECOND", "1.5"),
         ("HEALTH", "0.0.0.0:http"),
+        ("METRICS", "0.0.0.0:90900"),
+        ("LOG_LEVEL", "loud"),
     ],
 )
 def test_a_wrong_value_is_shown_with_its_variable(variable: str, value: str) -> None:
