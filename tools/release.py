@@ -97,19 +97,21 @@ def build(out: Path, registry: str = "") -> None:
         packages.mkdir()
         copytree(ROOT / "helm" / "shardmesh", chart)
         if registry:
-            set_registry(chart / "values.yaml", registry)
+            set_registry(chart, registry)
         _run([helm, "package", str(chart), "--destination", str(packages)], ROOT)
         [packed] = packages.iterdir()
         _repack(packed, out / packed.name)
 
 
-def set_registry(values: Path, registry: str) -> None:
-    """Make the chart's images those of a registry (`ghcr.io/OWNER/NAME`). Raises ReleaseError if the values
-    do not name both."""
-    text = values.read_text()
-    if text.count(f"repository: {_NO_REGISTRY}/") != 2:
-        raise ReleaseError(f"{values.name} does not name two images of {_NO_REGISTRY}")
-    values.write_text(text.replace(_NO_REGISTRY, registry.lower()))
+def set_registry(chart: Path, registry: str) -> None:
+    """Make the chart's images those of a registry (`ghcr.io/OWNER/NAME`), in its values and in its README,
+    which lists them. Raises ReleaseError if one of the two does not name both."""
+    for name in ("values.yaml", "README.md"):
+        file = chart / name
+        text = file.read_text()
+        if text.count(f"{_NO_REGISTRY}/") != 2:
+            raise ReleaseError(f"{name} does not name two images of {_NO_REGISTRY}")
+        file.write_text(text.replace(_NO_REGISTRY, registry.lower()))
 
 
 def _run(command: list[str], folder: Path) -> None:

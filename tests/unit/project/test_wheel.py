@@ -105,15 +105,16 @@ def test_a_release_without_the_console_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_chart_of_a_release_takes_its_images_from_the_registry(tmp_path: Path) -> None:
-    values = tmp_path / "values.yaml"
-    values.write_text((ROOT / "helm" / "shardmesh" / "values.yaml").read_text())
-    TOOL["set_registry"](values, "ghcr.io/Some/Name")
-    changed = values.read_text()
-    assert "repository: ghcr.io/some/name/operator\n" in changed
-    assert "repository: ghcr.io/some/name/meshd\n" in changed
-    assert "registry.example.com" not in changed
+    for name in ("values.yaml", "README.md"):
+        (tmp_path / name).write_text((ROOT / "helm" / "shardmesh" / name).read_text())
+    TOOL["set_registry"](tmp_path, "ghcr.io/Some/Name")
+    values, readme = (tmp_path / name for name in ("values.yaml", "README.md"))
+    for image in ("operator", "meshd"):
+        assert f"repository: ghcr.io/some/name/{image}\n" in values.read_text()
+        assert f'image.repository` | `"ghcr.io/some/name/{image}"`' in readme.read_text()
+    assert "registry.example.com" not in values.read_text() + readme.read_text()
     with pytest.raises(TOOL["ReleaseError"]):
-        TOOL["set_registry"](values, "ghcr.io/Some/Name")
+        TOOL["set_registry"](tmp_path, "ghcr.io/Some/Name")
 
 
 def test_the_wheel_has_our_packages_and_nothing_else(wheel: Path) -> None:
