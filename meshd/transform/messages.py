@@ -62,7 +62,8 @@ class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `widths`: bytes of each field of a row in its file, ordered by name; 0 for a ragged field. `rows`: int32,
     the rows to copy, from the block's first row; none if it is all of them. `files`: indices into the
-    request's `paths`.
+    request's `paths`. `frames`: if the rows are those of several frames in one block of memory, the rows of
+    each, and where the tensor of each field begins in that memory.
     """
 
     count: int
@@ -70,6 +71,7 @@ class RowBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rows: bytes
     files: tuple[int, ...]
     places: tuple[FieldPlaces, ...]
+    frames: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -169,7 +171,8 @@ class RenderReply(msgspec.Struct, frozen=True, array_like=True):
     """The result of a slice.
 
     `rendered`: the rows that succeeded; `ragged`: their ragged fields, in this order in the scratch file;
-    `sums`: for each fixed field, ordered by name, the crc32c of each of those rows; `ops`: statistics per
+    `sums`: for each fixed field, ordered by name, the crc32c of each of those rows, or for each block of
+    several frames that of its tensors, frame by frame; `ops`: statistics per
     op; `reading`: the part of `seconds` spent on reading source bytes; `prefixes`: what was done with the
     decoded cache; `verdicts`: instead of `sums`, for each of those rows if only prefixes were made. A slice
     may end early: rows that are neither rendered nor failed must be requested again. `copied`: the number of

@@ -22,7 +22,7 @@ from meshd.transform.source_files import PROC_PREFIX, SourceDamagedError, Source
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -275,8 +275,31 @@ def _stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     return made  # type: ignore[no-any-return]  # ops return arrays
 
 
+def write_frames(
+    block: RowBlock, fields: Mapping[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]], fd: int
+) -> tuple[int, ...]:
+    """Write the fields of a block, as `BlockCopier.copy` returns them, into its frames. Return the crc32c of
+    each tensor: frame by frame, fields in the order of their numbers."""
+    sums: list[int] = []
+    ends = {number: np.cumsum(lengths) for number, (lengths, _) in fields.items()}
+    begins = dict.fromkeys(fields, 0)
+    row = 0
+    for count, offsets in block.frames:
+        row += count
+        for number, at in enumerate(offsets):
+            end = int(ends[number][row - 1]) if row else 0
+            data = fields[number][1][begins[number] : end].data
+            begins[number] = end
+            sums.append(crc32c(data))
+            _write_all(fd, data, at)
+    return tuple(sums)
+
+
 def _write(fd: int, values: npt.NDArray[Any], at: int) -> None:
-    data = values.reshape(-1).view(np.uint8).data
+    _write_all(fd, values.reshape(-1).view(np.uint8).data, at)
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
     while data:
         written = os.pwrite(fd, data, at)
         at, data = at + written, data[written:]

@@ -41,7 +41,7 @@ from meshd.transform.messages import (
 from meshd.transform.mixup_pairs import PairRenderer
 from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import RowLimits, RowWatchdog, keep_heap
-from meshd.transform.row_blocks import BlockCopier
+from meshd.transform.row_blocks import BlockCopier, write_frames
 from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock, ThreadWorkClock, cpu_seconds
@@ -253,6 +253,7 @@ class SliceRenderer:
         )
         self._ragged = {number: _Ragged() for number, target in enumerate(request.targets) if target is None}
         self._runs: list[tuple[RaggedColumn, npt.NDArray[np.uint8]]] = []
+        self._frame_sums: list[tuple[int, ...]] = []
         self._ragged_bytes = 0
         self._failures: list[Failure] = []
 
@@ -287,6 +288,7 @@ class SliceRenderer:
         elif self._ragged:
             scratch = _scratch(list(self._ragged.values()))
         sums = tuple(tuple(column.sums) for column in self._columns if column is not None)
+        sums = tuple(self._frame_sums) or sums
         number, failures, seconds = self._request.number, tuple(self._failures), clock() - began
         uses = self._tally.op_totals()
         report = None if self._recorder is None else self._recorder.report()
@@ -356,6 +358,9 @@ class SliceRenderer:
 
         try:
             runs = self._copier.copy(block, row.row, self._request, self._chains, self._frame_fd, read)
+            if block.frames:
+                self._frame_sums.append(write_frames(block, runs, self._frame_fd))
+                runs = {}
         except Exception as error:  # an op that is at fault for one of the rows can raise anything
             for file in block.files:
                 self._copier.forget(self._request.paths[file])

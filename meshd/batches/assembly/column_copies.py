@@ -7,6 +7,7 @@ with it. Every other row is left to be rendered by itself. Only the samples of t
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ from meshwire.dataset.paged_columns import PagedColumn
 from meshwire.dataset.snapshot import RecordColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS: Final = 64
 """Below that number of rows, a block saves nothing."""
-_BLOCK_ROWS: Final = 16384
+BLOCK_ROWS: Final = 16384
+"""Rows of a block, at most."""
 SMALL_BYTES: Final = 4096
 """Of a row's ragged fields, on average: beyond, their copying is what costs, and rows are rendered."""
 
@@ -163,7 +165,8 @@ def _in_same_objects(column: BytesColumn, first: BytesColumn) -> bool:
 class ColumnCopies:
     """The blocks of some rows of a frame. `rest`: the rows that are in none.
 
-    `samples`: int64[n], the samples of the rows `first`, `first` + 1, ….
+    `samples`: int64[n], the samples of the rows `first`, `first` + 1, …; `ends`: the row of `samples` before
+    which each block ends.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class ColumnCopies:
         samples: Numbers,
         positions: Numbers,
         first: int,
+        ends: Sequence[int] | None = None,
     ) -> None:
         self._pinned, self._places, self._first = pinned, places, first
         self._objects, self._offsets = places.objects(samples), places.offsets(samples)
@@ -181,8 +185,9 @@ class ColumnCopies:
         if sum(int(each.sum()) for each in self._lengths.values()) > SMALL_BYTES * len(samples):
             self._good[:] = False  # large values are read as such, with their checksums
         self.work: list[RowWork] = []
-        for start in range(0, len(samples), _BLOCK_ROWS):
-            self._add_block(start, min(len(samples), start + _BLOCK_ROWS))
+        bounds = [*range(0, len(samples), BLOCK_ROWS), len(samples)] if ends is None else [0, *ends]
+        for start, end in itertools.pairwise(bounds):
+            self._add_block(start, end)
 
     def __repr__(self) -> str:
         return f"<ColumnCopies, {len(self.work)} blocks>"

@@ -84,11 +84,7 @@ _NO_TENSORS = frame_layout((), {})  # until ragged fields have their sizes, wher
 
 
 class FrameBuffer:
-    """The frame under construction. Always `close` it; `seal` hands the frame over.
-
-    `made`: the rows of all fields by name, if they are there already, in files that the caller closes after
-    `seal`.
-    """
+    """The frame under construction. Always `close` it; `seal` hands the frame over."""
 
     def __init__(
         self,
@@ -97,7 +93,6 @@ class FrameBuffer:
         rows: Rows,
         metadata: Mapping[str, str],
         memory: MemoryAccount,
-        made: Mapping[str, RaggedRows] | None = None,
     ) -> None:
         self.rows = rows
         self._plan, self._metadata = plan, metadata
@@ -109,17 +104,12 @@ class FrameBuffer:
         self._columns = plan.columns
         self._others = {} if plan.pairs is None else plan.pairs.others
         self._fixed = [name for name, output in self._columns.items() if output.shape is not None]
-        self._made = made or {}
-        self._ragged = {
-            name: self._made.get(name) or RaggedRows(len(rows))
-            for name in plan.outputs
-            if name not in self._fixed
-        }
-        self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed if not made}
+        self._ragged = {name: RaggedRows(len(rows)) for name in plan.outputs if name not in self._fixed}
+        self._sums = {name: np.zeros(len(rows), dtype=np.uint32) for name in self._fixed}
         self._blanks: list[int] = []
         self._copied = False
         self._rendered: list[RenderResult] = []
-        self._layout = self._lay_out() if self._fixed or made or not self._ragged else _NO_TENSORS
+        self._layout = self._lay_out() if self._fixed or not self._ragged else _NO_TENSORS
         self._memory = memory
         self.frame = MemoryFrame(self._layout.size, memory)
 
@@ -138,7 +128,7 @@ class FrameBuffer:
         if self.rows.places is not None:
             specs.insert(0, (ROW_TENSOR, "I64", (len(self.rows),)))  # ahead of the rows that it numbers
         for name, rows in self._ragged.items():
-            specs += _ragged_specs(name, self._plan.outputs[name], rows)
+            specs += ragged_specs(name, self._plan.outputs[name], rows.nbytes, rows.lengths.size)
         return frame_layout(specs, self._metadata)
 
     def add_rendered(self, rendered: RenderResult) -> None:
@@ -192,7 +182,7 @@ class FrameBuffer:
         """Return the finished frame, with all rows or only those in `kept` (ascending)."""
         if kept is not None and len(kept) < len(self.rows):
             self._compact(np.array(kept, dtype=np.int64))
-        elif self._ragged and not self._made:
+        elif self._ragged:
             self._place()
         self._fill()
         self.frame.rows = len(self.rows)
@@ -236,8 +226,6 @@ class FrameBuffer:
             else combine_row_crcs(sums.tolist(), self._row_bytes(name))
             for name, sums in self._sums.items()
         }
-        for name in self._fixed if self._made else ():
-            checksums[name] = self._write(name, self._made[name].chunks())
         masked = np.zeros(len(self.rows), np.bool_)
         masked[self._blanks] = True  # not taken from the status: a cleared pad row keeps the status PAD
         small = {
@@ -315,15 +303,15 @@ def fixed_specs(plan: Plan, labels: Iterable[str], count: int) -> list[TensorSpe
     return [*specs, (POSITION, "I64", (count,)), (STATUS, "U8", (count,))]
 
 
-def _ragged_specs(name: str, output: FieldOutput, rows: RaggedRows) -> list[TensorSpec]:
+def ragged_specs(name: str, output: FieldOutput, size: int, count: int) -> list[TensorSpec]:
+    """Return the tensors of a ragged field with `size` bytes in `count` rows."""
     code = dtype_code(output.dtype)
-    total = rows.nbytes // DTYPES[code].itemsize
     specs: list[TensorSpec] = [
-        (f"{name}.data", code, (total,)),
-        (f"{name}.offsets", "I64", (rows.lengths.size + 1,)),
+        (f"{name}.data", code, (size // DTYPES[code].itemsize,)),
+        (f"{name}.offsets", "I64", (count + 1,)),
     ]
     if output.ndim != 1:
-        specs.append((f"{name}.shapes", "I64", (rows.lengths.size, output.ndim)))
+        specs.append((f"{name}.shapes", "I64", (count, output.ndim)))
     return specs
 
 

@@ -1,7 +1,8 @@
 """SeriesBuilder: builds the frames of consecutive steps together, if all their rows are copied.
 
 A frame of 1,024 small rows has a fixed cost that is greater than that of its rows: the objects, pages and
-files of its rows are looked up, and a transform process is sent a message. The frames of a series share that.
+files of its rows are looked up, and a transform process is sent a message. The frames of a series share that,
+and one block of memory, into which transform processes write the fields.
 
 Law: a series is an optimization. Its frames have the bytes that they have alone. If a row of it cannot be
 copied, nothing of the series is used: each of its frames is built alone, and reports what is wrong.
@@ -10,19 +11,25 @@ copied, nothing of the series is used: each of its frames is built alone, and re
 from __future__ import annotations
 
 import asyncio
-import os
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
-from meshd.batches.assembly.column_copies import SMALL_BYTES, ColumnCopies, RowPlaces, block_fields
-from meshd.batches.assembly.frame_buffer import FrameBuffer, metadata_of
-from meshd.batches.assembly.ragged_rows import RaggedRows, set_copied
+from meshd.batches.assembly.column_copies import (
+    BLOCK_ROWS,
+    SMALL_BYTES,
+    ColumnCopies,
+    RowPlaces,
+    block_fields,
+)
+from meshd.batches.assembly.series_frames import SeriesFrames
 from meshd.core.document_store import asset_places
 from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import tracing
 from meshd.telemetry.plan_metrics import record_rendering
-from meshd.util.async_tasks import CooperativeYield
 from meshd.util.tenant_limits import current_tenant
 from meshwire.http_values.mesh_headers import FrameTiming
 
@@ -33,14 +40,15 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.frame_builder import BuildContext
     from meshd.batches.assembly.frame_rows import Rows
     from meshd.core.frame_address import FrameAddress
-    from meshd.core.memory_frames import MemoryFrame
+    from meshd.core.memory_frames import SharedFrame
     from meshd.core.plan_record import Plan
-    from meshd.transform.render_calls import RenderResult
+    from meshd.transform.render_calls import RenderResult, RowWork
     from meshwire.dataset.build_snapshot import Snapshot
 
 MOST_ROWS: Final = 1 << 16
 MOST_BYTES: Final = 64 << 20
 """Rows of a series, and bytes of its fields of fixed size; a longer one is built frame by frame."""
+_FRAMES_A_TURN: Final = 8  # whose tables are written before others take turns
 
 
 def series_fields(plan: Plan, snapshot: Snapshot) -> tuple[StoredField, ...] | None:
@@ -70,9 +78,9 @@ class SeriesBuilder:
     def __repr__(self) -> str:
         return f"<SeriesBuilder {self._plan.hash[:12]}, {len(self._steps)} steps>"
 
-    async def build(self) -> list[MemoryFrame] | None:
-        """Return the finished frames, None if they have to be built alone. Raises BatchError
-        SnapshotChanged."""
+    async def build(self) -> list[SharedFrame] | None:
+        """Return the finished frames, in one block of memory; None if they have to be built alone. Raises
+        BatchError SnapshotChanged."""
         began = self._clock()
         with tracing.stage("assemble"):
             samples = np.concatenate([rows.samples for rows in self._rows])
@@ -83,69 +91,89 @@ class SeriesBuilder:
             context = self._context
             pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
             await pinned.look_up_rows(samples)
-            copies = ColumnCopies(places, pinned, samples, positions, 0)
-            if copies.rest:
+            firsts = frames_of_blocks([len(rows) for rows in self._rows])
+            ends = np.cumsum([len(rows) for rows in self._rows])[[end - 1 for end in firsts[1:]]].tolist()
+            copies = ColumnCopies(places, pinned, samples, positions, 0, ends)
+            if copies.rest or len(copies.work) != len(ends):
                 return None
             located = self._clock()
-            rendered = await self._copied(copies)
-            try:
-                if rendered.failures:
-                    return None
-                record_rendering(self._plan.hash, samples.size, rendered.cpu, rendered.reading)
-                reading = rendered.reading if rendered.seconds else 0.0
-                fetch = located - began + reading
-                frames = await self._frames(_columns(rendered, list(self._plan.outputs), samples.size))
-            finally:
-                rendered.close()
-        prepare = self._clock() - located - reading
-        for frame in frames:
-            frame.took = FrameTiming(fetch / len(frames), max(0.0, prepare / len(frames)))
-        return frames
+            names = list(self._plan.outputs)
+            lengths = {names[number]: each for number, each in places.lengths(samples).items()}
+            made = SeriesFrames(self._plan, self._snapshot, self._steps, self._rows, lengths, context.memory)
+            rendered = await self._written(made, copies.work, firsts)
+            if rendered is None:
+                return None
+            record_rendering(self._plan.hash, samples.size, rendered.cpu, rendered.reading)
+            reading = rendered.reading if rendered.seconds else 0.0
+        fetch, prepare = located - began + reading, self._clock() - located - reading
+        for frame in made.frames:
+            frame.took = FrameTiming(fetch / len(made), max(0.0, prepare / len(made)))
+        return made.frames
 
-    async def _copied(self, copies: ColumnCopies) -> RenderResult:
-        """Have the rows copied into scratch files."""
-        no_frame = os.memfd_create("mesh-no-frame", os.MFD_CLOEXEC)
+    async def _written(
+        self, made: SeriesFrames, work: Sequence[RowWork], firsts: Sequence[int]
+    ) -> RenderResult | None:
+        """Write the frames; `firsts`: the first frame of each block of rows, and their number. Return how
+        their fields were written, None if they could not be."""
+        blocks = [
+            placed_block(each, made.places(*bounds))
+            for each, bounds in zip(work, itertools.pairwise(firsts), strict=True)
+        ]
+        rendering = asyncio.create_task(self._rendered(made, blocks))
         try:
-            return await self._context.renderer.render(
-                self._plan.hash,
-                self._plan.program_text,
-                self._steps[0].epoch,
-                copies.work,
-                frame_fd=no_frame,
-                frame_bytes=0,
-                targets=(None,) * len(self._fields),
-                assets=asset_places(self._context.store, self._plan.assets),
-                account=current_tenant(),
-            )
+            for number in range(len(made)):
+                if not number % _FRAMES_A_TURN:  # first of all, the blocks are sent
+                    await asyncio.sleep(0)
+                made.write_tables(number)
+            rendered = await rendering
         finally:
-            os.close(no_frame)
-
-    async def _frames(self, columns: dict[str, RaggedRows]) -> list[MemoryFrame]:
-        """Return the frames, of their parts of the columns of all rows."""
-        frames: list[MemoryFrame] = []
-        turns, first = CooperativeYield(), 0
+            rendering.cancel()
         try:
+            if rendered.failures:
+                return None
             with tracing.stage("seal"):
-                for step, rows in zip(self._steps, self._rows, strict=True):
-                    end = first + len(rows)
-                    made = {name: column.part(first, end) for name, column in columns.items()}
-                    buffer = FrameBuffer(
-                        self._plan, self._snapshot, rows, metadata_of(step), self._context.memory, made
-                    )
-                    frames.append(buffer.frame)
-                    frames[-1] = buffer.seal()
-                    first = end
-                    await turns.yield_if_due()
-        except BaseException:
-            for frame in frames:
-                frame.close()
-            raise
-        return frames
+                sums = {
+                    row: each
+                    for part in rendered.checksums
+                    for row, each in zip(part.rows, part.columns, strict=True)
+                }
+                flat = itertools.chain.from_iterable(sums[each.row] for each in work)
+                written = [
+                    made.write_header(number, list(itertools.islice(flat, len(self._fields))))
+                    for number in range(len(made))
+                ]
+        finally:
+            rendered.close()
+        return rendered if all(written) else None
+
+    async def _rendered(self, made: SeriesFrames, work: Sequence[RowWork]) -> RenderResult:
+        """Have transform processes write the fields into the frames."""
+        return await self._context.renderer.render(
+            self._plan.hash,
+            self._plan.program_text,
+            self._steps[0].epoch,
+            work,
+            frame_fd=made.frames[0].fd,
+            frame_bytes=sum(frame.size for frame in made.frames),
+            targets=(None,) * len(self._fields),
+            assets=asset_places(self._context.store, self._plan.assets),
+            account=current_tenant(),
+        )
 
 
-def _columns(rendered: RenderResult, names: Sequence[str], count: int) -> dict[str, RaggedRows]:
-    """Return the fields of `count` rows that were copied into scratch files."""
-    columns = {name: RaggedRows(count) for name in names}
-    for part in rendered.parts:
-        set_copied([columns[name] for name in names], part)
-    return columns
+def frames_of_blocks(counts: Sequence[int]) -> list[int]:
+    """Return the first frame of each block of rows, and the number of frames, which have `counts` rows each:
+    a block has whole frames, and more than BLOCK_ROWS rows only if one frame has."""
+    firsts, rows = [0], 0
+    for number, count in enumerate(counts):
+        if rows + count > BLOCK_ROWS and number > firsts[-1]:
+            firsts.append(number)
+            rows = 0
+        rows += count
+    return [*firsts, len(counts)]
+
+
+def placed_block(work: RowWork, frames: tuple[tuple[int, tuple[int, ...]], ...]) -> RowWork:
+    """Return the work with the places to which the fields are written."""
+    assert work.block is not None
+    return dataclasses.replace(work, block=msgspec.structs.replace(work.block, frames=frames))

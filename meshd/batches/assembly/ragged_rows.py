@@ -74,14 +74,6 @@ class RaggedRows:
         }
         return taken
 
-    def part(self, first: int, end: int) -> RaggedRows:
-        """Return the rows from `first` to before `end`, which share the arrays of these; rows of one axis."""
-        part = RaggedRows(0)
-        part.lengths, part._offsets = self.lengths[first:end], self._offsets[first:end]
-        part._files = self._files[first:end]
-        part._joined = end - first if self._is_joined else -1
-        return part
-
     @property
     def _is_joined(self) -> bool:
         """Whether all rows are known to follow each other in one file."""

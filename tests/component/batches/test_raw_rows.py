@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import assembler, frame_builder
+from meshd.batches.assembly import assembler, frame_builder, frame_series, series_frames
 from meshd.batches.assembly.assembler import Assembler
+from meshd.batches.assembly.column_copies import BLOCK_ROWS
+from meshd.batches.assembly.frame_buffer import metadata_of
 from meshd.config import StoreSettings, TransformSettings
 from meshd.core.api_errors import BatchError
-from meshd.core.frame_address import FrameAddress
+from meshd.core.frame_address import FrameAddress, common_block
+from meshd.core.memory_frames import is_sealed
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from meshd.core.frame_address import Frame
     from meshwire.dataset.build_snapshot import Snapshot
 
 FILES, ROWS = 4, 600
@@ -63,8 +67,10 @@ OBJECT_CALLS = 40
 """Such calls for a sample that is an object of its own: it is looked up, and its checksum compared."""
 
 
-def shard_of(kind: str, number: int, rows: Sequence[bytes]) -> tuple[str, bytes, Any]:
-    """Key, content and index of a shard with these samples."""
+def shard_of(
+    kind: str, number: int, rows: Sequence[bytes], *, labels: bool = False
+) -> tuple[str, bytes, Any]:
+    """Key, content and index of a shard with these samples; `labels`: a tar has them in two folders."""
     if kind == "lines":
         return f"d/{number}.txt", b"\n".join(rows), None
     if kind == "tfrecord":
@@ -77,8 +83,13 @@ def shard_of(kind: str, number: int, rows: Sequence[bytes]) -> tuple[str, bytes,
         places = bounds[:-1, None] + np.arange(shard.width)
         heads = np.frombuffer(data, np.uint8)[places]
         return f"d/{number}.mds", data, index_samples(shard, bounds, heads, ["x"])
-    data = tar_of({f"{row:06}.txt": text for row, text in enumerate(rows)})
+    folders = ("a/", "b/") if labels else ("", "")
+    data = tar_of({f"{folders[row % 2]}{row:06}.txt": text for row, text in enumerate(rows)})
     return f"d/{number}.tar", data, index_tar(scan_tar(lambda at, size: data[at : at + size], 0, len(data)))
+
+
+def content_of(frame: Frame) -> bytes:
+    return os.pread(frame.fd, frame.size, frame.offset)
 
 
 class Node:
@@ -98,9 +109,9 @@ class Node:
         self.renderer.close()
         self.store.close()
 
-    async def plan(self, kind: str, *, fixed: bool = False) -> str:
-        """`fixed`: lines of one length, read as numbers."""
-        snapshot = await self._snapshot(kind, fixed=fixed)
+    async def plan(self, kind: str, *, fixed: bool = False, labels: bool = False) -> str:
+        """`fixed`: lines of one length, read as numbers; `labels`: with the class of each."""
+        snapshot = await self._snapshot(kind, fixed=fixed, labels=labels)
         await self.assembler.catalog.add_snapshot(snapshot)
         spec = parse_spec({"seed": 3, "tail": "ragged", **({"ops": NUMBERS} if fixed else {})})
         digest = plan_hash(snapshot.hash, spec)
@@ -116,8 +127,9 @@ class Node:
         await writer.commit(Meta(etag))
         return etag
 
-    async def _snapshot(self, kind: str, *, fixed: bool = False) -> Snapshot:
-        source, fields = "s3://b/d/", parse_fields({"text": {"ext": ["txt"]}})
+    async def _snapshot(self, kind: str, *, fixed: bool = False, labels: bool = False) -> Snapshot:
+        classes: dict[str, Any] = {"kind": {"class": "prefix"}} if labels else {}
+        source, fields = "s3://b/d/", parse_fields({"text": {"ext": ["txt"]}, **classes})
         if kind in ("tfrecord", "mds"):
             fields = parse_fields({"text": {"feature" if kind == "tfrecord" else "column": "x"}})
         found = list[Any]()
@@ -129,7 +141,7 @@ class Node:
                     key = f"d/{number}{row:06}.txt"
                     found.append((key, await self._put(key, data), len(data)))
                 continue
-            key, data, index = shard_of(kind, number, rows)
+            key, data, index = shard_of(kind, number, rows, labels=labels)
             etag = await self._put(key, data)
             found.append((key, etag, data) if kind == "lines" else (key, etag, len(data), index))
         if kind == "objects":
@@ -154,7 +166,7 @@ class Node:
         frames = await self.assembler.get_frames(FrameAddress(plan, 1, first, batch=SMALL), count)
         found = []
         for frame in frames:
-            found.append(os.pread(frame.fd, frame.size, 0))
+            found.append(content_of(frame))
             frame.close()
             tensor_frame.verify_frame(found[-1])
         return found
@@ -261,6 +273,64 @@ def test_fields_of_a_fixed_size_are_built_together(node: Node, monkeypatch: pyte
     asyncio.run(run())
 
 
+def test_batches_with_labels_are_built_together_in_one_block_of_memory(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        plan = await node.plan("tar", labels=True)
+        alone = [await node.batch(plan, step, SMALL) for step in range(STEPS)]
+        kinds = [tensor_frame.tensor_views(each)["kind"] for each in alone]
+        assert set(np.concatenate(kinds).tolist()) == {0, 1}
+        for rows, blocks in ((BLOCK_ROWS, 1), (3 * SMALL, 4), (SMALL - 1, STEPS)):
+            node.assembler._cache.clear()
+            monkeypatch.setattr(frame_series, "BLOCK_ROWS", rows)
+            before = node.renderer.rows
+            frames = await node.assembler.get_frames(FrameAddress(plan, 1, 0, batch=SMALL), STEPS)
+            assert node.renderer.rows - before == blocks
+            block = common_block(frames)
+            assert block is not None
+            assert is_sealed(frames[0].fd, block.size)
+            assert [content_of(each) for each in frames] == alone
+            for frame in frames:
+                frame.close()
+
+    asyncio.run(run())
+
+
+def test_batches_whose_headers_differ_in_length_are_built_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines", fixed=True)
+        alone = [await node.batch(plan, step, SMALL) for step in range(4)]
+        node.assembler._cache.clear()
+        monkeypatch.setattr(series_frames, "metadata_of", longer)
+        before = node.renderer.rows
+        assert await node.series(plan, 0, 4) == alone
+        assert node.renderer.rows - before == 1 + 4  # the series, and each batch
+
+    def longer(address: FrameAddress) -> dict[str, str]:
+        return metadata_of(address) | ({"more": "x" * 5000} if address.step == 2 else {})
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("counts", "firsts"),
+    [
+        ([4, 4, 4], [0, 2, 3]),
+        ([6, 5, 5], [0, 1, 3]),
+        ([11, 1, 12, 2], [0, 1, 2, 3, 4]),
+        ([0, 0, 10, 0, 1], [0, 4, 5]),
+    ],
+)
+def test_blocks_have_whole_frames(
+    counts: list[int], firsts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_series, "BLOCK_ROWS", 10)
+    assert frame_series.frames_of_blocks(counts) == firsts
+
+
 @pytest.mark.parametrize("kind", SHARDS)
 def test_batches_requested_together_share_their_fixed_costs(node: Node, kind: str) -> None:
     async def run() -> tuple[int, int]:
@@ -286,7 +356,7 @@ def test_two_jobs_that_request_the_same_series_share_it(node: Node) -> None:
         assert node.renderer.messages == 1
         assert [{frame.result for frame in frames} for frames in both] == [{"miss"}, {"joined"}]
         for one, other in zip(*both, strict=True):
-            assert os.pread(one.fd, one.size, 0) == os.pread(other.fd, other.size, 0)
+            assert content_of(one) == content_of(other)
             one.close()
             other.close()
 
