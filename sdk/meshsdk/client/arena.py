@@ -139,8 +139,8 @@ class Arena:
 
     Not thread-safe, except that slots may return on any thread. `overflows` counts leases beyond the budget:
     they are granted when the consumer holds so many batches that prefetching would otherwise stop for good.
-    `on_return` is called with the number of slots that have returned and wait for `collect`, or somewhat
-    fewer: of earlier pages with several frames, each counts as one.
+    `on_return` is called with the number of slots that have returned and wait for `collect`; each frame of
+    adopted pages counts as one.
     """
 
     budget: int
@@ -154,7 +154,7 @@ class Arena:
     _out: set[_Slot] = field(default_factory=set)
     _loans: set[_Loan] = field(default_factory=set)
     # SimpleQueue.put is reentrant, so a weakref callback may use it; no other queue is.
-    _returned: SimpleQueue[_Slot | _Loan] = field(default_factory=SimpleQueue)
+    _returned: SimpleQueue[_Slot | _Loan | None] = field(default_factory=SimpleQueue)
 
     def can_adopt(self, size: int) -> bool:
         """Return whether a frame of `size` bytes may stay in memory that another process allocated.
@@ -196,10 +196,11 @@ class Arena:
         def give_back(_: weakref.ref[_Holder]) -> None:
             if through is not None:
                 through()
-            returned.put(slot)
+            for each in (slot, *(None,) * (frames - 1)):  # None: a further frame of the same pages
+                returned.put(each)
             owner = arena()
             if owner is not None and owner.on_return is not None:
-                owner.on_return(returned.qsize() + frames - 1)
+                owner.on_return(returned.qsize())
 
         return give_back
 
@@ -210,6 +211,8 @@ class Arena:
                 slot = self._returned.get_nowait()
             except Empty:
                 return
+            if slot is None:
+                continue
             slot.watch = None
             if isinstance(slot, _Loan):
                 self.leased -= slot.size

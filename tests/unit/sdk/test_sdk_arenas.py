@@ -90,6 +90,24 @@ def test_the_return_of_a_slot_is_announced() -> None:
     assert told == [True]
 
 
+def test_every_frame_of_pages_that_returned_is_counted() -> None:
+    """Else the thread that waits for so many would sleep until the loop has run out of batches."""
+    told: list[int] = []
+    arena = Arena(64 * PAGE)
+    held = [
+        np.frombuffer(
+            arena.adopt_pages(HostMemory().allocate(PAGE), lambda: None, frames=frames).view, np.uint8
+        )
+        for frames in (16, 1, 16)
+    ]
+    arena.on_return = told.append
+    while held:
+        held.pop()
+    assert told == [16, 17, 33]
+    assert arena.free_bytes() == 64 * PAGE
+    assert array(arena, PAGE, 1).size == PAGE
+
+
 def test_a_batch_may_outlive_its_arena() -> None:
     arena = Arena(PAGE)
     held = array(arena, PAGE, 3)
