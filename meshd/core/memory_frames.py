@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from collections import Counter
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from meshd.core.frame_address import READY, Frame, FrameBlock
 from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from meshd.core.api_errors import BatchError
     from meshd.core.frame_address import FrameResult
@@ -165,3 +166,11 @@ def make_block(sizes: Sequence[int], account: MemoryAccount) -> list[SharedFrame
     *offsets, end = itertools.accumulate(pages, initial=0)
     memory, block = _SharedMemory(end, account), FrameBlock(next(_BLOCKS), end)
     return [SharedFrame(memory, size, at, block) for at, size in zip(offsets, sizes, strict=True)]
+
+
+def hand_out_all(frames: Iterable[SharedFrame], result: FrameResult) -> list[Frame]:
+    """Return a handle of each frame. Raises OSError, and returns none, without a descriptor for each."""
+    with ExitStack() as made:
+        handles = [made.enter_context(closing(frame.hand_out(result))) for frame in frames]
+        made.pop_all()
+    return handles

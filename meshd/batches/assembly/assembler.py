@@ -49,6 +49,7 @@ from meshd.core.frame_address import (
     consecutive_steps,
     leading_frames,
 )
+from meshd.core.memory_frames import hand_out_all
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.store.errors import StoreError
@@ -167,7 +168,7 @@ class Assembler:
             if frames is not None:
                 result: FrameResult = "joined" if joined else "miss"
                 await self._count(result, first, sum(frame.rows for frame in frames), len(frames))
-                return [frame.hand_out(result) for frame in frames]
+                return hand_out_all(frames, result)
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
     async def _judge(self, address: AnyFrameAddress, frame: SharedFrame) -> None:

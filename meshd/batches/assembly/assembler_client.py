@@ -106,7 +106,12 @@ class AssemblerClient:
         made, fds = answer.message.frames, answer.fds
         done = _after(len(made), answer)
         if len(fds) == 1:
-            fds = [*fds, *(os.dup(fds[0]) for _ in made[1:])]
+            try:
+                for _ in made[1:]:
+                    fds.append(os.dup(fds[0]))
+            except OSError:
+                answer.close()
+                raise
         return [_frame(reply, fd, done) for reply, fd in zip(made, fds, strict=True)]
 
     async def aclose(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import pytest
 from meshd.batches.assembly.assembler_client import AssemblerClient, serve_assembler
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress, RowsAddress, consecutive_steps, leading_frames
-from meshd.core.memory_frames import MemoryAccount, MemoryFrame
+from meshd.core.memory_frames import MemoryAccount, MemoryFrame, hand_out_all, make_block
 from meshd.rpc.unix_messages import listen
 
 if TYPE_CHECKING:
@@ -25,12 +27,14 @@ PLAN = "ab" * 32
 
 
 class Source:
-    """Answers with frames that hold their address; `gate`: wait for it first."""
+    """Answers with frames that hold their address; `gate`: wait for it first; `in_block`: those of several
+    steps are in one block of memory."""
 
     def __init__(self) -> None:
         self.gate: asyncio.Event | None = None
         self.asked: list[AnyFrameAddress] = []
         self.cancelled = 0
+        self.in_block = False
         self.memory = MemoryAccount()
 
     async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
@@ -51,6 +55,8 @@ class Source:
         return frame.hand_out("joined")
 
     async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
+        if self.in_block:
+            return hand_out_all(make_block([64] * count, self.memory), "miss")
         steps = consecutive_steps(first, count)
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
 
@@ -178,6 +184,49 @@ def test_frames_of_several_steps_come_in_one_call(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) <= before
 
     asyncio.run(run())
+
+
+def limit_copies(patched: pytest.MonkeyPatch, left: int) -> None:
+    """From then on only so many descriptors of frames can be copied."""
+    copy, counted = os.dup, itertools.count()
+
+    def dup(fd: int) -> int:
+        if "memfd" in os.readlink(f"/proc/self/fd/{fd}") and next(counted) >= left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return copy(fd)
+
+    patched.setattr(os, "dup", dup)
+
+
+def test_an_answer_without_a_descriptor_for_each_of_its_frames_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with door(tmp_path / "s.sock") as (source, remote):
+            (await remote.get_frame(FrameAddress(PLAN, 0, 0))).close()
+            await until(lambda: source.memory.bytes == 0)
+            source.in_block, before = True, len(os.listdir("/proc/self/fd"))
+            with monkeypatch.context() as patched:
+                limit_copies(patched, 4)  # three of them for the answer
+                with pytest.raises(OSError, match="Too many open files"):
+                    await remote.get_frames(FrameAddress(PLAN, 0, 0), 3)
+            await until(lambda: source.memory.bytes == 0)
+            assert len(os.listdir("/proc/self/fd")) == before
+            frames = await remote.get_frames(FrameAddress(PLAN, 0, 0), 3)
+            assert len({frame.offset for frame in frames}) == 3
+            for frame in frames:
+                frame.close()
+            await until(lambda: source.memory.bytes == 0)
+
+    asyncio.run(run())
+
+
+def test_all_frames_are_handed_out_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, made = len(os.listdir("/proc/self/fd")), make_block([64] * 3, MemoryAccount())
+    limit_copies(monkeypatch, 2)
+    with pytest.raises(OSError, match="Too many open files"):
+        hand_out_all(made, "miss")
+    assert len(os.listdir("/proc/self/fd")) == before + 1  # that of the block
 
 
 def test_frames_that_are_made_when_the_caller_gives_up_are_closed() -> None:
