@@ -99,6 +99,8 @@ def local_endpoint(sockets: ListenSockets) -> str:
 
 
 def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # of a kernel without IPv6, these are all addresses
     name = host.encode() if host.isascii() else host  # a `str` loads the tables of IDNA
     found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]

@@ -12,6 +12,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 import meshsdk as mesh
+from meshd.config.settings import HttpSettings
+from meshd.process.listen_sockets import bind_http
 from meshd.process.local_etcd import reserve_port
 from meshsdk import ops
 from tests.support.bounded_wait import await_true
@@ -51,6 +53,13 @@ def test_its_url_is_one_that_every_machine_has(both: Daemon) -> None:
         pytest.raises(OSError, match="in use"),
     ):
         other.bind(("::", port))
+
+
+def test_without_ipv6_every_address_is_one_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`PreferDualStack` is for every cluster, whatever its nodes have."""
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with closing(bind_http(HttpSettings(host="::", port=0))) as sock:
+        assert (sock.family, sock.getsockname()[0]) == (socket.AF_INET, "0.0.0.0")
 
 
 @pytest.mark.parametrize("host", FAMILIES)
