@@ -248,6 +248,33 @@ def test_an_api_server_takes_it(kubeconfig: Path, namespace: str, name: str, cha
     assert removed.returncode == 0, removed.stderr
 
 
+def test_an_api_server_lets_it_hold_its_lease_beside_its_meshes(
+    kubeconfig: Path, kube: Client, namespace: str, chart: Path
+) -> None:
+    from lightkube.models.authorization_v1 import ResourceAttributes, SubjectAccessReviewSpec
+    from lightkube.resources.authorization_v1 import SubjectAccessReview
+
+    def may(verb: str, group: str, resource: str, there: str) -> bool:
+        what = ResourceAttributes(group=group, namespace=there, resource=resource, verb=verb)
+        who = f"system:serviceaccount:{namespace}:mesh-shardmesh-operator"
+        asked = SubjectAccessReview(spec=SubjectAccessReviewSpec(resourceAttributes=what, user=who))
+        answer = kube.create(asked).status
+        return answer is not None and answer.allowed
+
+    values = {"scope": "namespaced", "watchNamespaces": ["default"]}
+    place = ["--namespace", namespace, "--kubeconfig", kubeconfig]
+    installed = run("install", "mesh", chart, *place, "--values", "-", given=values)
+    assert installed.returncode == 0, installed.stderr
+    try:
+        assert all(
+            may(verb, "coordination.k8s.io", "leases", namespace) for verb in ("get", "create", "update")
+        )
+        assert may("get", "", "secrets", "default")
+        assert not may("get", "", "secrets", namespace), "there are no meshes"
+    finally:
+        assert run("uninstall", "mesh", *place).returncode == 0
+
+
 def test_the_certificate_is_kept_over_upgrades(
     kubeconfig: Path, kube: Client, namespace: str, chart: Path
 ) -> None:
