@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -38,8 +39,12 @@ In a pod, the operator uses the pod's service account; elsewhere it uses the fil
 
 
 def _help_of_settings() -> str:
-    lines = [f"  {variable}" for variable in sorted(variables())]
-    return "\n".join(["environment variables, all optional:", *lines])
+    lines = ["environment variables, all optional, with their defaults:"]
+    margin = " " * 6
+    for each in variables():
+        text = f"{each.text} [{each.default}]"
+        lines += [f"  {each.name}", textwrap.fill(text, 100, initial_indent=margin, subsequent_indent=margin)]
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -6,100 +6,165 @@ Law: validated once, at construction, and passed down as a value.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_PREFIX: Final = "MESH_OPERATOR_"
+PREFIX: Final = "MESH_OPERATOR_"
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An environment variable of the operator. `field`: the field of OperatorSettings that it sets; `text`
+    and `default`: what `--help` and the docs say; `parse`: converts its value, or raises ValueError with what
+    to write instead."""
+
+    name: str
+    field: str
+    text: str
+    default: str
+    parse: Callable[[str], Any]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not (port.isdecimal() and int(port) < 1 << 16):
+        raise ValueError("HOST:PORT, such as 0.0.0.0:8080")
+    return host.strip("[]"), int(port)
 
 
 def _log_level(text: str) -> str:
     if text.upper() not in logging.getLevelNamesMapping():
-        raise ValueError
+        raise ValueError("debug, info, warning or error")
     return text
 
 
-_KINDS: Final[dict[Callable[[str], Any], str]] = {
-    int: "a whole number",
-    float: "a number",
-    _log_level: "debug, info, warning or error",
-}
-_PLAIN: Final[dict[str, Callable[[str], Any]]] = {
-    "log_level": _log_level,
-    "lease_namespace": str,
-    "pod_name": str,
-    "pod_uid": str,
-    "daemon_account": str,
-    "daemon_role": str,
-    "endpoint": str,
-    "webhook_certificates": str,
-    "resync_seconds": float,
-    "eager_seconds": float,
-    "deletion_seconds": float,
-    "figures_seconds": float,
-    "pods_seconds": float,
-    "plan_seconds": float,
-    "move_bytes_per_second": int,
-}
-"""Settings that are one variable each, named as here in upper case after MESH_OPERATOR_."""
-_OTHERS: Final = ("NAMESPACES", "SCOPE", "WEBHOOK", "METRICS", "HEALTH")
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
-def variables() -> list[str]:
-    """Return the names of the variables that `OperatorSettings.from_environment` reads."""
-    return [f"{_PREFIX}{name}" for name in (*_OTHERS, *(name.upper() for name in _PLAIN))]
+def _setting(
+    default: object,
+    text: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    unset: str = "",
+    unit: str = "",
+    variable: str = "",
+) -> Any:
+    """Declare a field that a variable sets. `text`: one sentence about it; `unset`: the default in words;
+    `unit`: that of the default; `variable`: its name, by default the field's."""
+    number = f"{default:g}" if isinstance(default, float) else str(default)
+    told = {
+        "text": text,
+        "default": unset or f"{number} {unit}".rstrip(),
+        "parse": parse,
+        "variable": variable,
+    }
+    return field(default=default, metadata=told)
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """What the operator watches and how much data it may move. Raises ValueError for impossible values."""
+    """What the operator watches and how much data it may move. Raises ValueError for impossible values. The
+    fields of `_setting` are environment variables, which their texts explain; the others are fixed."""
 
-    namespaces: tuple[str, ...] = ()
-    """Namespaces to watch; empty: the whole cluster."""
-    reads_nodes: bool = True
-    """Whether Kubernetes nodes may be read; False if the operator has rights in its namespaces only."""
-    log_level: str = "info"
-    """debug, info, warning or error."""
-    lease_namespace: str = ""
-    """Namespace of the leader election Lease; empty: the kubeconfig's, or the pod's own."""
-    pod_name: str = ""
-    """Name of the operator's own pod, which must be in `lease_namespace`; empty: it runs in none."""
-    pod_uid: str = ""
-    """The pod's uid. With both, the Lease is deleted with the pod."""
-    daemon_account: str = "shardmesh-daemon"
-    """ServiceAccount of the daemons."""
-    daemon_role: str = ""
-    """ClusterRole that the account is bound to in every namespace with a mesh; empty: the binding is made
-    elsewhere."""
-    endpoint: str = ""
-    """URL template of a mesh's endpoint, with `{name}` and `{namespace}`; empty: its Service. Set it to run
-    the operator outside the cluster."""
-    webhook: tuple[str, int] | None = None
-    """Host and port of the webhook; None: no webhook. Host `::` is every address of both families."""
-    webhook_certificates: str = ""
-    """Folder with the webhook's `tls.crt` and `tls.key`."""
-    metrics: tuple[str, int] | None = None
-    """Host and port of `/metrics`; None: not served."""
-    health: tuple[str, int] | None = None
-    """Host and port of `/healthz`; None: not served."""
-    resync_seconds: float = 60.0
-    """Seconds after which every object is reconciled again, even without an event."""
-    eager_seconds: float = 2.0
-    """Seconds between passes while an object has work to do."""
-    deletion_seconds: float = 600.0
-    """Seconds for which a deleted MeshCluster waits for its daemons to end."""
-    move_bytes_per_second: int = 200 << 20
-    """Limit on all optional movement together, so that training keeps its bandwidth. 0: existing copies stay
-    where they are; missing copies are still made."""
-    plan_seconds: float = 300.0
-    """Seconds between placement plans."""
-    pods_seconds: float = 300.0
-    """Seconds between checks of all pods for misspelt keys."""
-    figures_seconds: float = 30.0
-    """Seconds between updates of usage in statuses."""
+    namespaces: tuple[str, ...] = _setting(
+        (), "Namespaces to watch, separated by commas.", parse=_names, unset="all namespaces"
+    )
+    reads_nodes: bool = _setting(
+        True,
+        "Scope of the operator's rights: cluster, or namespaced, where it does not read Kubernetes nodes.",
+        parse=lambda text: text != "namespaced",
+        unset="cluster",
+        variable="SCOPE",
+    )
+    log_level: str = _setting("info", "Log level: debug, info, warning or error.", parse=_log_level)
+    lease_namespace: str = _setting(
+        "", "Namespace of the leader election Lease.", unset="the pod's own, or that of the kubeconfig"
+    )
+    pod_name: str = _setting(
+        "",
+        "Name of the operator's own pod, which must be in the namespace of the Lease.",
+        unset="none: it does not run in a pod",
+    )
+    pod_uid: str = _setting(
+        "",
+        "UID of that pod, required with its name: the Lease is then deleted together with the pod.",
+        unset="none: it does not run in a pod",
+    )
+    daemon_account: str = _setting("shardmesh-daemon", "ServiceAccount of the daemons.")
+    daemon_role: str = _setting(
+        "",
+        "ClusterRole to bind to the daemons' ServiceAccount in every namespace with a MeshCluster.",
+        unset="none: the binding is made elsewhere",
+    )
+    endpoint: str = _setting(
+        "",
+        "URL at which the operator reaches a mesh, with {name} and {namespace} in it, to run the operator "
+        "outside the cluster.",
+        unset="the Service of the mesh",
+    )
+    webhook: tuple[str, int] | None = _setting(
+        None,
+        "HOST:PORT on which to serve the webhook; host [::] listens on IPv6 and IPv4.",
+        parse=_address,
+        unset="not served",
+    )
+    webhook_certificates: str = _setting(
+        "", "Directory with the webhook's certificate and key, tls.crt and tls.key.", unset="none"
+    )
+    metrics: tuple[str, int] | None = _setting(
+        None, "HOST:PORT on which to serve /metrics.", parse=_address, unset="not served"
+    )
+    health: tuple[str, int] | None = _setting(
+        None, "HOST:PORT on which to serve /healthz.", parse=_address, unset="not served"
+    )
+    resync_seconds: float = _setting(
+        60.0,
+        "Time after which every object is reconciled even without a change.",
+        parse=_number,
+        unit="seconds",
+    )
+    eager_seconds: float = _setting(
+        2.0, "Time between passes over an object that has work to do.", parse=_number, unit="seconds"
+    )
+    deletion_seconds: float = _setting(
+        600.0, "How long a deleted MeshCluster waits for its daemons to stop.", parse=_number, unit="seconds"
+    )
+    move_bytes_per_second: int = _setting(
+        200 << 20,
+        "Limit on all optional movement of data together; 0: only missing copies are made.",
+        parse=_whole_number,
+        unit="bytes per second (200 MiB/s)",
+    )
+    plan_seconds: float = _setting(300.0, "Time between placement plans.", parse=_number, unit="seconds")
+    pods_seconds: float = _setting(
+        300.0,
+        "Time between checks of all pods for misspelt labels and annotations.",
+        parse=_number,
+        unit="seconds",
+    )
+    figures_seconds: float = _setting(
+        30.0, "Time between updates of the usage in statuses.", parse=_number, unit="seconds"
+    )
     moves_at_once: int = 4
     """Datasets whose copies move at the same time, at most."""
     high_watermark: float = 0.85
@@ -115,29 +180,13 @@ class OperatorSettings:
     def from_environment(cls, environ: Mapping[str, str]) -> OperatorSettings:
         """Read the variables MESH_OPERATOR_… that the chart sets. Raises ValueError."""
 
-        def value(name: str) -> str:
-            return environ.get(f"{_PREFIX}{name}", "")
-
-        def address(name: str) -> tuple[str, int] | None:
-            host, _, port = value(name).rpartition(":")
-            if port and not (port.isdecimal() and int(port) < 1 << 16):
-                raise ValueError(f"{_PREFIX}{name} is {value(name)!r}; write HOST:PORT, such as 0.0.0.0:8080")
-            return (host.strip("[]"), int(port)) if port else None
-
-        found: dict[str, Any] = {
-            "namespaces": tuple(filter(None, value("NAMESPACES").split(","))),
-            "reads_nodes": value("SCOPE") != "namespaced",
-            "webhook": address("WEBHOOK"),
-            "metrics": address("METRICS"),
-            "health": address("HEALTH"),
-        }
-        for name, convert in _PLAIN.items():
-            if text := value(name.upper()):
+        found: dict[str, Any] = {}
+        for variable in variables():
+            if text := environ.get(variable.name, ""):
                 try:
-                    found[name] = convert(text)
-                except ValueError:
-                    kind = _KINDS[convert]
-                    raise ValueError(f"{_PREFIX}{name.upper()} is {text!r}; write {kind}") from None
+                    found[variable.field] = variable.parse(text)
+                except ValueError as error:
+                    raise ValueError(f"{variable.name} is {text!r}; write {error}") from None
         return cls(**found)
 
     @property
@@ -164,3 +213,19 @@ class OperatorSettings:
             raise ValueError("moves_at_once must be at least 1, move_bytes_per_second at least 0")
         if self.move_gain < 0 or self.copy_gpus <= 0:
             raise ValueError("move_gain must not be negative, copy_gpus must be above 0")
+
+
+def variables() -> list[Variable]:
+    """Return the variables that `OperatorSettings.from_environment` reads, by name."""
+    found = [
+        Variable(
+            PREFIX + (each.metadata["variable"] or each.name.upper()),
+            each.name,
+            each.metadata["text"],
+            each.metadata["default"],
+            each.metadata["parse"],
+        )
+        for each in fields(OperatorSettings)
+        if each.metadata
+    ]
+    return sorted(found, key=lambda variable: variable.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,17 +14,17 @@ import time
 import urllib.request
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from meshoperator.__main__ import with_arguments
 from meshoperator.listen_socket import listen, usable_host
-from meshoperator.settings import OperatorSettings
+from meshoperator.settings import OperatorSettings, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def silent(_: socket.socket) -> None:
@@ -202,6 +203,30 @@ def test_its_help_names_every_variable_that_it_reads() -> None:
     OperatorSettings.from_environment(Recorder())
     assert done.returncode == 0, done.stderr
     assert read == {line.strip() for line in done.stdout.splitlines() if "MESH_OPERATOR_" in line}
+
+
+def test_its_help_explains_every_variable_and_shows_its_default() -> None:
+    told = " ".join(_main("--help").stdout.split())
+    for variable in variables():
+        assert re.fullmatch(r"[A-Z][^.]*\w.*\.", variable.text), f"{variable.name} has no sentence"
+        assert f"{variable.name} {variable.text} [{variable.default}]" in told
+        if variable.name.endswith("_SECONDS"):
+            assert variable.default.endswith(" seconds"), f"{variable.name}: the default has no unit"
+
+
+def test_the_default_that_is_shown_is_the_one_that_applies() -> None:
+    for variable in variables():
+        default = getattr(OperatorSettings(), variable.field)
+        if isinstance(default, str) and default:
+            assert variable.default == default
+        elif isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(variable.default.split()[0]) == default
+
+
+def test_the_docs_list_the_same_variables_with_the_same_texts() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `MESH_OPERATOR_")]
+    assert rows == [f"| `{each.name}` | {each.default} | {each.text} |" for each in variables()]
 
 
 def test_without_a_cluster_it_says_what_to_set(tmp_path: Path) -> None:
