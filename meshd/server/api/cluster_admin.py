@@ -39,9 +39,10 @@ from meshd.control.control_api import ControlError
 from meshd.core.document_store import INCARNATIONS_PREFIX
 from meshwire.cluster import compute_placement
 from meshwire.cluster import transitions as turn
+from meshwire.messages import word_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
@@ -202,12 +203,7 @@ class ClusterAdmin:
         silent = [node_id for node_id, newest in found if newest is None]
         old = [node_id for node_id, newest in found if newest is not None and newest < MAP_FORMAT]
         if silent or old:
-            raise AdminError(
-                "NotNow",
-                f"not every node reads a map whose slots are being split: "
-                f"{len(old)} of an earlier release {old[:5]}, {len(silent)} without an answer {silent[:5]}",
-                help="upgrade the former; start the latter, or give them up with `mesh cluster lost NODE`",
-            )
+            raise split_refused(old, silent)
 
         def split(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
@@ -297,6 +293,19 @@ class ClusterAdmin:
 
     def _fewest(self, cluster: ClusterMap) -> int:
         return self._buckets.min_replica_count(cluster.copies, cluster.counts)
+
+
+def split_refused(old: Collection[str], silent: Collection[str]) -> AdminError:
+    """Return the error of a split of the slots while some nodes run an earlier release or do not answer."""
+    runs = f"{word_list(old)} run{'s' * (len(old) == 1)} an earlier release" if old else ""
+    answers = f"{word_list(silent)} do{'es' * (len(silent) == 1)} not answer" if silent else ""
+    start = f"start {word_list(silent)}, or give up what does not start with `mesh cluster lost NODE`"
+    return AdminError(
+        "NotNow",
+        "the slots cannot be split before every node can read the new map: "
+        + "; ".join(filter(None, (runs, answers))),
+        help="; ".join(filter(None, (f"upgrade {word_list(old)}" if old else "", start if silent else ""))),
+    )
 
 
 def _scrub_report(report: bytes | None) -> dict[str, Any] | None:

@@ -166,7 +166,7 @@ def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray
         wanted in (None, extent) for wanted, extent in zip(shape, array.shape, strict=True)
     )
     if not fits:
-        raise BadSampleError(f"the array has shape {array.shape}, the plan says {shape}")
+        raise BadSampleError(f"the array has shape {list(array.shape)}, the plan says {list(shape)}")
     return array
 
 

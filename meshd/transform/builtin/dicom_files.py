@@ -103,7 +103,7 @@ class DicomReader:
         native = found.dtype.newbyteorder("=")
         if native != self.dtype or found.size != np.prod(shape):
             raise BadSampleError(
-                f"a frame of {native}{list(found.shape)}; the header says {self.dtype}{shape}"
+                f"a frame of {native}{list(found.shape)}; the header says {self.dtype}{list(shape)}"
             )
         return np.asarray(found, native).reshape(shape)
 

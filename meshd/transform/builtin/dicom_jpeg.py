@@ -60,7 +60,8 @@ def decode_frame(source: bytes, runner: Any) -> bytes:
     header = read_header(source)
     wanted = (runner.rows, runner.columns, runner.samples_per_pixel)
     if (header.rows, header.columns, header.components) != wanted:
-        raise ValueError(f"a JPEG of {header[2:]} in a file of {wanted}")
+        actual, declared = ("×".join(map(str, size)) for size in (header[2:], wanted))
+        raise ValueError(f"a JPEG of {actual} in a file of {declared}")
     if header.marker != _LOSSLESS_MARKER and (header.precision == 8 or header.marker not in _SEQUENTIAL):
         raise NotImplementedError("a JPEG of 8 bits, or progressive: for another decoder")
     if not source.rstrip(b"\0\xff").endswith(b"\xff\xd9"):  # libjpeg would fill the rest

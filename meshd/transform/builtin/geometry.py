@@ -152,7 +152,9 @@ class RandomCrop:
         check_image(field)
         for known, wanted in zip(field.shape[:2], self.size, strict=True):
             if known is not None and known < wanted:
-                raise ValueError(f"cannot cut {self.size} out of {field}; pad or resize first")
+                raise ValueError(
+                    f"cannot cut {self.size[0]}×{self.size[1]} out of {field}; pad or resize first"
+                )
         return image(*self.size, channels_of(field), dtype=field.dtype)
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:

@@ -74,15 +74,14 @@ def _edges(fractions: Mapping[str, float]) -> list[int]:
 
     Computed with exact fractions, so that 0.7 + 0.2 + 0.1 is 1. Raises ConfigurationError.
     """
+    told = ", ".join(f"{name}={fraction}" for name, fraction in fractions.items()) or "no fractions"
     try:
         exact = [Fraction(str(fraction)) for fraction in fractions.values()]
     except ValueError as error:
-        raise ConfigurationError(
-            f"split: {dict(fractions)}: expected fractions such as train=0.9, val=0.1"
-        ) from error
+        raise ConfigurationError(f"split: {told}: expected fractions such as train=0.9, val=0.1") from error
     if not exact or min(exact) <= 0 or sum(exact) > 1:
         raise ConfigurationError(
-            f"split: {dict(fractions)}: each fraction must be above 0 and their sum at most 1, such as "
+            f"split: {told}: each fraction must be above 0 and their sum at most 1, such as "
             "train=0.9, val=0.1"
         )
     return [int(edge * _VALUES) for edge in itertools.accumulate(exact, initial=Fraction(0))]

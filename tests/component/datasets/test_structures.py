@@ -173,6 +173,10 @@ def test_a_filter_that_leaves_nothing_out_is_told(
 def test_a_split_without_samples_has_a_name(photos: Dataset, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(NotFoundError, match=r"none of the 12 samples is in 'val' \(1e-05\), by 'name'"):
         photos.split(train=0.9, val=0.00001)
+    with pytest.raises(
+        ConfigurationError, match=r"^split: train=0.9, val=0.3: each fraction must be above 0"
+    ):
+        photos.split(train=0.9, val=0.3)
     assert len(photos.split(all=1.0)["all"]) == COUNT
     assert caplog.text == ""
 
