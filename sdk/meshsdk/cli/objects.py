@@ -13,7 +13,7 @@ import click
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, EXIT_MISSING, shared_options
 from meshsdk.cli.path_arguments import Remote, RemoteType
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import AccessError, ConfigurationError, ServerError
 from meshwire.dataset.archive_keys import ARCHIVE_EXTENSIONS, MEMBER_SEPARATOR, archive_kind
 
 if TYPE_CHECKING:
@@ -127,14 +127,31 @@ def stat(session: Session, url: Remote) -> None:
 @click.argument("url", type=RemoteType())
 @shared_options
 def mb(session: Session, url: Remote) -> None:
-    """Create a bucket.
+    """Create a bucket. A bucket of yours that exists already is left as it is, with exit code 0.
 
     \b
     mesh mb s3://photos
     """
+    bucket = _only_bucket(url)
     with session.make_client() as client:
-        client.create_bucket(_only_bucket(url))
-    session.show(f"created s3://{url.bucket}", action="make-bucket", bucket=url.bucket)
+        existed = _exists(client, bucket)
+        try:
+            client.create_bucket(bucket)
+        except ServerError as error:  # AWS answers so outside us-east-1
+            if error.code != "BucketAlreadyOwnedByYou":
+                raise
+            existed = True
+    told = f"s3://{bucket} exists already" if existed else f"created s3://{bucket}"
+    session.show(told, action="make-bucket", bucket=bucket, created=not existed)
+
+
+def _exists(client: Client, bucket: str) -> bool:
+    """Return whether the bucket is there; False if the key may not know, or it belongs to another user, whose
+    bucket cannot be created."""
+    try:
+        return client.has_bucket(bucket)
+    except AccessError:
+        return False
 
 
 @click.command()

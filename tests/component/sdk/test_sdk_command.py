@@ -99,11 +99,18 @@ def test_up_list_stat_cat_down_remove(mesh: Any, bucket: str, folder: Path, tmp_
 
 def test_buckets(mesh: Any, bucket: str) -> None:
     name = f"{bucket}-made"
-    mesh("mb", f"s3://{name}")
+    assert mesh("mb", f"s3://{name}") == f"created s3://{name}\n"
     assert name in [line["bucket"] for line in lines(mesh("ls", "--json"))]
     assert f"s3://{name}" in mesh("ls")
     mesh("rb", f"s3://{name}")
     assert name not in mesh("ls")
+
+
+def test_a_bucket_that_exists_is_not_called_created(mesh: Any, bucket: str) -> None:
+    assert mesh("mb", f"s3://{bucket}") == f"s3://{bucket} exists already\n"
+    (again,) = lines(mesh("mb", "--json", f"s3://{bucket}"))
+    (new,) = lines(mesh("mb", "--json", f"s3://{bucket}-new"))
+    assert (again["created"], new["created"]) == (False, True)
 
 
 def test_standard_input_and_output(mesh: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
