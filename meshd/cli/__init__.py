@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshd.errors import MeshdError
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; exits with 0, 1 (failure) or 2 (usage error)."""
     try:
         meshd.main(args=arguments, prog_name="meshd")
-    except MeshdError as error:
-        click.echo(f"meshd: {error}", err=True)
+    except Exception as error:
+        if (told := open_files_message(error)) is None and not isinstance(error, MeshdError):
+            raise
+        click.echo(f"meshd: {told or error}", err=True)
         raise SystemExit(1) from None

@@ -17,6 +17,7 @@ from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.run_dir import prepare_run_dir
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -210,7 +211,7 @@ def serve(config: str | None, **flags: Any) -> None:
         serve_node(settings, os.environ, _say)
         lock.release()
     except (ConfigError, DirectoryInUseError) as error:
-        click.echo(f"meshd: {error}", err=True)
+        click.echo(f"meshd: {open_files_message(error) or error}", err=True)
         raise SystemExit(2) from None
 
 

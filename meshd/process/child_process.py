@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from meshd.errors import MeshdError
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -188,11 +189,11 @@ def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> No
 def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
     try:
         spec.body(reporter)
-    except MeshdError as error:
-        reporter.report_failure(str(error))
     except Exception as error:
-        _log.exception("%s failed", spec.name)
-        reporter.report_failure(f"{type(error).__name__}: {error}")
+        told = open_files_message(error) or (str(error) if isinstance(error, MeshdError) else "")
+        if not told:
+            _log.exception("%s failed", spec.name)
+        reporter.report_failure(told or f"{type(error).__name__}: {error}")
     else:
         return 0
     return 1

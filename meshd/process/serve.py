@@ -53,6 +53,7 @@ from meshd.telemetry.audit_log import open_audit_file
 from meshd.telemetry.span_export import require_tracing_library
 from meshd.util.clock import SystemClock
 from meshwire.cluster import transitions as turn
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -340,18 +341,11 @@ def _close_stores(settings: NodeSettings) -> None:
 
 def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
     """Run `work` in a child and wait for it: LMDB must not be open across a fork. Raises StartupError."""
-
-    def body(reporter: ChildReporter) -> None:
-        try:
-            work(reporter)
-        except MeshdError as error:
-            reporter.report_failure(str(error))
-            raise
-
     try:
-        pid, pipe = fork_child(ChildSpec(name, body), ())
+        pid, pipe = fork_child(ChildSpec(name, work), ())
     except OSError as error:
-        raise StartupError(f"{name} cannot be started: {error}") from error
+        why = open_files_message(error) or error
+        raise StartupError(f"{name} cannot be started: {why}") from error
     os.set_blocking(pipe, True)
     with os.fdopen(pipe, "rb") as reports:
         said = reports.read()

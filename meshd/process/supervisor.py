@@ -24,6 +24,7 @@ from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
 from meshd.telemetry import metric_registry, metrics
 from meshd.util import shared_counters
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -223,9 +224,8 @@ class Supervisor:
             child.pid, child.pipe = fork_child(child.spec, close)
         except OSError as error:  # the limit of processes or descriptors, or no memory: not a reason to end
             child.due = now + _FORK_RETRY
-            _log.error(
-                "%s cannot be started", child.spec.name, extra={"why": str(error), "retry_in": _FORK_RETRY}
-            )
+            why = open_files_message(error) or str(error)
+            _log.error("%s cannot be started", child.spec.name, extra={"why": why, "retry_in": _FORK_RETRY})
             return
         self._board[child.spec.name] = Phase.STARTING
         self._selector.register(child.pipe, selectors.EVENT_READ)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.rpc.tcp_congestion import disable_pacing, restore_pacing
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     import socket
@@ -164,7 +165,8 @@ class Acceptor:
         """Evict idle connections, which hold resources that a new one needs; without any, retry later."""
         made = self._server.guard.evict_idle()
         level = logging.WARNING if made else logging.ERROR
-        _log.log(level, "out of resources for another connection", extra={"why": error.strerror})
+        why = open_files_message(error) or error.strerror
+        _log.log(level, "out of resources for another connection", extra={"why": why})
         self._later(_LOOK if made else _RESPITE)
 
     async def _welcome(self, client: socket.socket) -> None:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from meshd.config.options import LOG_LEVELS
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +91,11 @@ class _Formatter(logging.Formatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
     def _failure(self, record: logging.LogRecord) -> str:
-        return self.formatException(record.exc_info) if record.exc_info else ""
+        """Return the traceback of the exception; for want of file descriptors, what to do instead."""
+        if not record.exc_info:
+            return ""
+        error = record.exc_info[1]
+        return (error and open_files_message(error)) or self.formatException(record.exc_info)
 
 
 class TextFormatter(_Formatter):

@@ -25,6 +25,7 @@ from meshoperator.listen_socket import listen
 from meshoperator.manager import Manager, holder
 from meshoperator.settings import OperatorSettings, variables
 from meshwire.http_values.mesh_headers import RELEASE
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -49,6 +50,15 @@ def _help_of_settings() -> str:
 
 def main() -> None:
     """Run the operator with the settings in the environment."""
+    try:
+        sys.exit(_run())
+    except Exception as error:
+        if (why := open_files_message(error)) is None:
+            raise
+        sys.exit(f"meshoperator: {why}")
+
+
+def _run() -> int:
     parser = argparse.ArgumentParser(
         "meshoperator",
         description=_HELP,
@@ -67,7 +77,7 @@ def main() -> None:
         cluster = KubeConfig.from_env()
     except ConfigError as error:
         sys.exit(f"no cluster: not in a pod, and {error}; set KUBECONFIG to the path of a kubeconfig file")
-    sys.exit(asyncio.run(run_operator(with_arguments(settings, others), cluster)))
+    return asyncio.run(run_operator(with_arguments(settings, others), cluster))
 
 
 def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> OperatorSettings:

@@ -37,6 +37,7 @@ from meshd.store.errors import (
 from meshd.store.records import INTERNAL_WRITE, RESERVED_BUCKET
 from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +59,8 @@ _CHECKPOINT_POLL: Final = 0.005
 def store_error_from(error: OSError) -> StoreError:
     """Translates an operating system error into a StoreError."""
     if is_exhausted(error):
-        why = error.strerror or str(error)
-        return ExhaustedError(f"{why}; raise the limit (ulimit -n, LimitNOFILE=) or stop other programs")
+        why = open_files_message(error)
+        return ExhaustedError(why or f"{error.strerror or error}; stop other programs, or add memory")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if full:

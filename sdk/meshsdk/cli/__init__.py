@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import click
 
 from meshsdk.cli.command_base import (
-    EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     exit_code,
@@ -22,6 +21,7 @@ from meshsdk.cli.command_base import (
 )
 from meshsdk.cli.command_index import Chapters
 from meshsdk.errors import MeshError
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session
@@ -62,16 +62,16 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         return EXIT_INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return EXIT_USAGE
-    except MeshError as error:
-        report_error(error, as_json="--json" in arguments)
-        return exit_code(error)
     except BrokenPipeError:  # `mesh ls | head` has read enough
         sys.stderr.close()
         return 0
-    except OSError as error:
-        click.echo(f"mesh: {error}", err=True)
-        return EXIT_FAILED
+    except Exception as error:
+        if open_files_message(error) is None:
+            if isinstance(error, click.ClickException):
+                error.show()
+                return EXIT_USAGE
+            if not isinstance(error, MeshError | OSError):
+                raise
+        report_error(error, as_json="--json" in arguments)
+        return exit_code(error)
     return result if isinstance(result, int) else 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk.errors import ConfigurationError, DeadlineError, NotFoundError, ServerError
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from meshsdk.client.s3_client import Client
-    from meshsdk.errors import MeshError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_MISSING, EXIT_INTERRUPTED = 1, 2, 3, 130
 _PATIENCE = 15.0  # seconds to wait for a server that does not answer
@@ -216,20 +216,22 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-def exit_code(error: MeshError) -> int:
+def exit_code(error: Exception) -> int:
+    if open_files_message(error):
+        return EXIT_FAILED
     if isinstance(error, NotFoundError):
         return EXIT_MISSING
     return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
 
 
-def error_code(error: MeshError | OSError) -> str:
+def error_code(error: Exception) -> str:
     """Return the code of a server's error, else the name of the error's class."""
     return error.code if isinstance(error, ServerError) else type(error).__name__
 
 
-def report_error(error: MeshError, *, as_json: bool) -> None:
+def report_error(error: Exception, *, as_json: bool) -> None:
     """Print an error on stderr."""
-    told = str(error)
+    told = open_files_message(error) or str(error)
     if isinstance(error, DeadlineError):
         from meshsdk.client.retry import LONGER
 

@@ -33,6 +33,7 @@ from meshsdk.errors import (
 )
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -184,7 +185,8 @@ class _CopyReport:
             code = error_code(error)
             self._alike = self._alike + 1 if code == self._last else 1
             self._last = code
-            report_error(MeshError(f"{copy.source}: {error}"), as_json=self._session.as_json)
+            why = open_files_message(error) or error
+            report_error(MeshError(f"{copy.source}: {why}"), as_json=self._session.as_json)
             never = not self._copied and self._alike >= _ALIKE
             self._stopped = never or _concerns_all(error)
 

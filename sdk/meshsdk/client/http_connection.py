@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.client.endpoint_socket import is_incomplete_record, open_socket
 from meshsdk.errors import ConnectError
+from meshwire.messages import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -53,6 +54,8 @@ class Connection:
         try:
             self._socket = open_socket(endpoint, timeout, min(timeout, connect_timeout))
         except OSError as error:
+            if why := open_files_message(error):
+                raise ConnectError(f"cannot connect to {endpoint}: {why}") from error
             raise ConnectError(
                 f"cannot reach {endpoint}: {error.strerror or error}. "
                 "Check that the server is up and MESH_ENDPOINT is right."

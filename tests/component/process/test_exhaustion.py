@@ -4,10 +4,12 @@ What runs goes on, what was acknowledged stays, and everything works again when 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
 from base64 import b64encode
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -124,6 +126,64 @@ def _stores(daemon: Daemon) -> bool:
         daemon.client().put_object(Bucket=_BUCKET, Key="after", Body=b"after" * 100_000)
         return True
     return False
+
+
+@pytest.mark.parametrize("limit", [20, 30, 40])
+def test_a_node_that_cannot_start_with_so_few_descriptors_says_what_to_do(tmp_path: Path, limit: int) -> None:
+    serve = ("serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--workers", "1")
+    done = _limited(limit, "meshd", *serve, "--transform-workers", "2")
+    assert done.returncode in (1, 2), done.stderr
+    *_, last = done.stderr.splitlines()
+    assert last.startswith("meshd: "), done.stderr
+    assert last.endswith(
+        f"too many open files: the limit of this process is {limit}; raise it with `ulimit -n`"
+    )
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def _limited(limit: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ("prlimit", f"--nofile={limit}:{limit}", sys.executable, "-m", module, *arguments)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+_FULL = """
+import os, resource, sys
+from meshsdk.cli import run
+{imports}
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    pass
+sys.exit(run({arguments}))
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import meshsdk.cli.objects, meshsdk.client.s3_client"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_command_without_descriptors_says_what_to_do(
+    few_files: Daemon, imports: str, as_json: bool
+) -> None:
+    arguments = ["ls", "--deadline", "1", *(["--json"] if as_json else [])]
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL.format(imports=imports, arguments=arguments)],
+        env={
+            **os.environ,
+            "MESH_ENDPOINT": few_files.endpoint,
+            "AWS_ACCESS_KEY_ID": few_files.access_key,
+            "AWS_SECRET_ACCESS_KEY": few_files.secret_key,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = "too many open files: the limit of this process is 40; raise it with `ulimit -n`"
+    assert done.returncode == 1, done.stderr
+    assert (json.loads(done.stderr)["message"] if as_json else done.stderr) == (
+        told if as_json else f"mesh: {told}\n"
+    )
 
 
 # processes ------------------------------------------------------------------------------------------------
