@@ -44,4 +44,9 @@ def test_a_finalizer_waits_says_for_what_and_gives_up() -> None:
     found["metadata"]["deletionTimestamp"] = "2029-12-31T23:00:00Z"
     assert asyncio.run(loop.reconcile(NAMESPACE, NAME)) is None
     assert api.of("meshclusters") == []
-    assert "DeletionForced" in [each["reason"] for each in api.of("events")]
+    said = {each["reason"]: each["message"] for each in api.of("events")}
+    assert said["DeletionForced"].startswith(
+        "deleted although mesh-s-0 and mesh-s-1 did not stop within 600 s"
+    )
+    assert "delete pod NAME --force" in said["DeletionForced"]
+    assert said["Deleted"] == "its daemons were not waited for any longer"

@@ -100,7 +100,12 @@ _TRIES: Final = 5
 _REFUSALS: Final = (400, 403, 422)
 _UNKNOWN_FIELD: Final = "field not declared in schema"
 """What an API server says to a field that it does not know: 1.20 does so with status 500."""
-_SAID: Final = {"drain": "Draining", "stay": "Staying", "leave": "Left"}
+_CHANGE_EVENTS: Final = {
+    "drain": ("Draining", "{} is drained: its data moves to other daemons"),
+    "stay": ("Staying", "{} is no longer drained, and keeps its data"),
+    "leave": ("Left", "{} holds no data any more, and was removed from the cluster map"),
+}
+"""Reason and message of the event about a change of the map."""
 
 
 class ClusterController:
@@ -182,7 +187,9 @@ class ClusterController:
         uids = {pod.name: pod.uid for pod in seen.state.pods}
         for name, why in steps.force_delete:
             if await self._kube.delete_pod(name, cluster.namespace, uids[name], now=True):
-                await self._recorder.record_event(document, "Replacing", f"{name}: {why}")
+                await self._recorder.record_event(
+                    document, "Replacing", f"{name} was deleted, so that it can start elsewhere: {why}"
+                )
         await self._restart(cluster, dict(steps.displaced), uids, document, now=True)
         unclaimed = await self._volumes.pods_without_claims(cluster, seen.state.pods)
         why = "its volume claim is gone, and a new one is created with a new pod"
@@ -207,7 +214,7 @@ class ClusterController:
         deletions = (self._kube.delete_pod(name, cluster.namespace, uids[name], now=now) for name in reasons)
         answers = await asyncio.gather(*deletions, return_exceptions=True)
         for name in compress(reasons, (answer is True for answer in answers)):
-            await self._recorder.record_event(document, "Restarting", f"{name}: {reasons[name]}")
+            await self._recorder.record_event(document, "Restarting", f"{name} is restarted: {reasons[name]}")
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -280,7 +287,9 @@ class ClusterController:
             elif pool not in known:
                 await self._kube.delete("StatefulSet", name, cluster.namespace)
             if before != after:
-                await self._recorder.record_event(document, "Scaled", f"pool {pool}: {before} → {after}")
+                await self._recorder.record_event(
+                    document, "Scaled", f"pool {pool}: {before} → {after} daemons"
+                )
 
     async def _discard(self, cluster: Cluster, name: str, uid: str, document: Manifest) -> None:
         """Delete a daemon and its volumes for good. Its MeshNode, which records the request, goes last."""
@@ -296,7 +305,7 @@ class ClusterController:
             await self._kube.delete_pod(name, cluster.namespace, uid)
         await self._kube.delete("MeshNode", name, cluster.namespace)
         await self._recorder.record_event(
-            document, "Decommissioned", f"{name} is drained; deleted it and its volumes"
+            document, "Decommissioned", f"{name} holds no data any more, and was deleted with its volumes"
         )
 
     async def _change_map(self, cluster: Cluster, changes: tuple[MapChange, ...], document: Manifest) -> None:
@@ -318,7 +327,8 @@ class ClusterController:
                 entry["data"] = {"value": wanted.to_json().decode()}
                 entry["metadata"]["annotations"][NONCE] = secrets.token_hex(16)
                 if await self._kube.replace(entry):
-                    await self._recorder.record_event(document, _SAID[change[0]], change[1])
+                    reason, message = _CHANGE_EVENTS[change[0]]
+                    await self._recorder.record_event(document, reason, message.format(change[1]))
                     break
 
     async def _tell(

@@ -81,14 +81,18 @@ class DataController:
         try:
             await self.finalize(document)
         except NoMeshError as error:  # e.g. a namespace is deleted, and the mesh went first
-            stays = "what its control store recorded stays"
-            await self._recorder.record_event(document, "Deleted", f"{error}; {stays}")
+            message = f"deleted without any change in the mesh: {error}"
+            await self._recorder.record_event(document, "Deleted", message)
         except (DaemonError, UnreachableError, ResourceError) as error:
             since = datetime.fromisoformat(document["metadata"]["deletionTimestamp"])
             if self._now() - since.astimezone(UTC).timestamp() < PATIENCE:
                 await self._wait(document, str(error))
                 return SOON
-            await self._recorder.record_event(document, "DeletionForced", f"gave up waiting: {error}")
+            message = (
+                f"deleted without cleaning up in the mesh, which failed for {PATIENCE:.0f} s: {error}. "
+                f"Remove by hand what this {self.kind} left there (its bucket, jobs or view)"
+            )
+            await self._recorder.record_event(document, "DeletionForced", message)
         await self._write(document, [each for each in finalizers if each != FINALIZER])
         return None
 

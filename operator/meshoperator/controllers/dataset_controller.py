@@ -123,7 +123,7 @@ class PlacementApplier:
             return  # daemons without this job: reads fill the cache
         self._board.loaded[key] = now.homes
         await self._recorder.record_event(
-            document, "Bringing", f"a copy is loaded to {', '.join(now.behind)}"
+            document, "Bringing", f"a complete copy is being loaded to {', '.join(now.behind)}"
         )
 
     async def _release(
@@ -144,7 +144,7 @@ class PlacementApplier:
         await self._recorder.record_event(
             document,
             "Released",
-            f"freed {freed} bytes on {', '.join(now.release)}, which no longer keeps a copy",
+            f"freed {freed} bytes on {', '.join(now.release)}, where no copy is kept any more",
         )
 
 
@@ -411,7 +411,9 @@ class DatasetController(DataController):
         for each in nodes:
             await self._daemons.request_json(each, "DELETE", residency_path(bucket, ""))
         idle = round(min(each.idle for each in holdings))
-        await self._recorder.record_event(document, "Idle", f"not read for {idle} s: freed {freed} bytes")
+        await self._recorder.record_event(
+            document, "Idle", f"evicted {freed} bytes that were not read for {idle} s"
+        )
         return [replace(each, objects=0, bytes=0) for each in holdings]
 
     def _failed(

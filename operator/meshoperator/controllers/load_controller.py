@@ -75,7 +75,9 @@ class LoadController(DataController):
         waiting = await self._waiting(metadata["namespace"], spec, dataset)
         step = plan_load(spec, before, self._now(), waiting)
         if step.action == "delete":
-            await self._recorder.record_event(document, "Expired", "ttlSecondsAfterFinished has passed")
+            await self._recorder.record_event(
+                document, "Expired", "deleted: ttlSecondsAfterFinished has passed"
+            )
             await self._kube.delete("MeshLoad", metadata["name"], metadata["namespace"])
             return None, SOON
         if step.action == "none" or dataset is None:
@@ -84,7 +86,7 @@ class LoadController(DataController):
         if step.action == "cancel":
             await self._cancel(access, before)
             await self._recorder.record_event(
-                document, "Suspended", "its jobs are cancelled; loaded data stays"
+                document, "Suspended", "its jobs were cancelled; loaded data is kept"
             )
             return self._told(document, step), LATER
         if step.action == "follow":
@@ -108,7 +110,9 @@ class LoadController(DataController):
                 return self._told(document, here) | self._ended(), SOON
             documents = [warm]
         jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
-        await self._recorder.record_event(document, "Loading", f"started {len(jobs)} jobs for s3://{bucket}/")
+        await self._recorder.record_event(
+            document, "Loading", f"started {len(jobs)} job{'s' * (len(jobs) != 1)} for s3://{bucket}/"
+        )
         began = {"jobId": _names(jobs), "startedAt": format_time(self._now())}
         return self._progress(document, jobs, step) | began, 1.0
 
@@ -157,7 +161,7 @@ class LoadController(DataController):
             jobs.append(await self._daemons.request_json(access, "POST", "/-/jobs", warm))
             names += f",{_names(jobs[-1:])}"
             await self._recorder.record_event(
-                document, "Decoding", f"started a job for plan {warm['plan'][:12]}"
+                document, "Decoding", f"started a job that decodes the samples of plan {warm['plan'][:12]}"
             )
         status = self._progress(document, jobs, step) | {"jobId": names}
         if status["phase"] in ENDED:

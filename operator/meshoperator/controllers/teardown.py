@@ -14,6 +14,7 @@ from meshoperator.cluster_model import CLUSTER_LABEL, STORE_LABEL, origins_secre
 from meshoperator.controllers import storage
 from meshoperator.planners.status import conditions
 from meshoperator.resources import GROUP
+from meshwire.messages import word_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,12 +64,17 @@ class Teardown:
             return self._settings.eager_seconds
         if pods:
             await self._recorder.record_event(
-                document, "DeletionForced", f"deleted although {len(pods)} daemons did not end in time"
+                document,
+                "DeletionForced",
+                f"deleted although {word_list(sorted(pods))} did not stop within "
+                f"{self._settings.deletion_seconds:.0f} s; if a pod is on a lost machine, run "
+                f"kubectl -n {namespace} delete pod NAME --force",
             )
         if (document["spec"].get("deletionPolicy") or "Retain") == "Delete":
             await self._remove(document, namespace, labels)
         await self._write(document, [each for each in finalizers if each != FINALIZER])
-        await self._recorder.record_event(document, "Deleted", "its daemons have ended")
+        ended = "its daemons were not waited for any longer" if pods else "its daemons have stopped"
+        await self._recorder.record_event(document, "Deleted", ended)
         metrics.forget_cluster(namespace, name)
         return None
 

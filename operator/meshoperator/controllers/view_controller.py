@@ -82,7 +82,9 @@ class ViewController(DataController):
             if error.code != "ViewExists" or address != f"{spec.bucket}--{wanted['name']}":
                 raise
             await self._remove(access, address)
-            await self._recorder.record_event(document, "ViewReplaced", "its spec changed; recreated")
+            await self._recorder.record_event(
+                document, "ViewReplaced", "its spec changed: the view was created again"
+            )
             view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
         if not address:
             await self._recorder.record_event(document, "ViewMade", f"s3://{view['name']} is readable")

@@ -54,7 +54,9 @@ def test_displaced_pods_are_deleted_at_the_same_moment_and_without_grace() -> No
     _restart(pods, events, {"m-s-0": "it is on k1", "m-s-1": "it is on k0"}, now=True)
     assert pods.at_once == 2
     assert sorted(pods.ended) == [("m-s-0", True), ("m-s-1", True)]
-    assert events.heard == [("Restarting", "m-s-0: it is on k1")], "of a successor nothing is told"
+    assert events.heard == [("Restarting", "m-s-0 is restarted: it is on k1")], (
+        "of a successor nothing is told"
+    )
 
 
 def test_a_deletion_that_fails_ends_the_pass_when_the_others_have_ended() -> None:
@@ -63,4 +65,4 @@ def test_a_deletion_that_fails_ends_the_pass_when_the_others_have_ended() -> Non
     with pytest.raises(ConnectionError, match="away"):
         _restart(pods, events, {"m-s-0": "why", "m-s-1": "why not"})
     assert pods.ended == [("m-s-1", False)]
-    assert events.heard == [("Restarting", "m-s-1: why not")]
+    assert events.heard == [("Restarting", "m-s-1 is restarted: why not")]
