@@ -196,7 +196,9 @@ class DecodedCache:
             paused = now < max(self._paused_until, 0.0 if in_advance else table.paused_until)
             limits = self._limits(table, state, now)
             room, why = find_room(limits, size)
-            if room < rows * size and self._make_room(table, why, state, int(rows * size) - room, now):
+            needed = int(rows * size)
+            far = why == CALLER_LIMIT and room < -needed  # other callers allow what is there
+            if room < needed and not far and self._make_room(table, why, state, needed - room, now):
                 limits = self._limits(table, state, now)
                 room, why = find_room(limits, size)
             segment = why if room < size else self._segment(table, limits, writer, paused)
@@ -255,8 +257,7 @@ class DecodedCache:
 
     def _make_room(self, table: Table, why: str, state: PlanState, wanted: int, now: float) -> bool:
         """Drop entries of samples that moved to other nodes until the table, bounded by `why`, can take
-        `wanted` bytes more; else segments of less value. Returns whether it can take any.
-        """
+        `wanted` bytes more; else segments of less value. Returns whether it can take any."""
         gained = self._give_back(self._bounded(table, why, state), wanted)
         return gained > 0 or (why == NO_ROOM and self._replace(table, wanted, now))
 

@@ -97,6 +97,22 @@ def test_without_need_they_stay_and_nobody_looks_for_them(
         node.close()
 
 
+def test_a_caller_that_allows_far_less_than_others_drops_none(
+    tmp_path: Path, pictures: list[tuple[bytes]]
+) -> None:
+    node = DecodedCacheNode(tmp_path, pictures, 1 << 30)
+    try:
+        node.ask_for(BEFORE)
+        epochs(node, 0, BEFORE)
+        node.ask_for(AFTER)
+        for epoch in range(3, 6):
+            node.epoch(TEXT, epoch, AFTER, limit=BYTES)
+            node.find_moved()
+        assert kept(node) == set(BEFORE)
+    finally:
+        node.close()
+
+
 def test_they_are_looked_for_once_a_map(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
     node = DecodedCacheNode(tmp_path, pictures, 1 << 30, quota=ROOM)
     try:
