@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
@@ -40,6 +40,7 @@ from meshd.process.wiring.services import view_reader
 from meshd.telemetry import logs
 from meshd.telemetry.span_export import start_tracing, stop_tracing
 from meshd.transform.pool import TransformPool
+from meshd.transform.resource_limits import keep_heap
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from meshd.process.wiring.node_context import NodeContext
 
 _log = logging.getLogger("meshd.coordinator")
+_MEMORY: Final = 64 << 20
+"""Bytes, of which malloc keeps an eighth: the arrays of a batch are as large as those of the one before."""
 
 
 def run_coordinator(settings: NodeSettings, sockets: ListenSockets, reporter: ChildReporter) -> None:
@@ -60,6 +63,7 @@ def run_coordinator(settings: NodeSettings, sockets: ListenSockets, reporter: Ch
     logs.configure(settings.log_format, settings.log_level, "coordinator")
     logs.follow_runtime_level(settings.log_level)
     start_tracing(settings.tracing, settings.node_id, "coordinator")
+    keep_heap(_MEMORY)
     with (
         open_node(settings, "s", rebalance_socket(settings)) as node,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

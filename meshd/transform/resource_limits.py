@@ -91,7 +91,7 @@ def keep_heap(memory: int) -> None:
 
     Image after image, the same few arrays are allocated and freed. Memory that goes back to the system costs
     a page fault per page when the next row uses it again, 3 µs or more in a virtual machine. `memory`: the
-    limit of the process. Does nothing if the C library is not glibc.
+    limit of the process, an eighth of which is kept. Does nothing if the C library is not glibc.
     """
     mallopt, kept = getattr(ctypes.CDLL(None), "mallopt", None), min(_KEPT, memory // 8)
     if mallopt is not None:

@@ -198,33 +198,38 @@ class ColumnCopies:
         return (np.flatnonzero(~self._good) + self._first).tolist()
 
     def _add_block(self, start: int, end: int) -> None:
-        places = self._places
-        files = _Files(self._pinned, [each[start:end] for each in self._objects], places.object_count)
-        rows = np.flatnonzero(files.here & self._good[start:end])
+        places, part = self._places, slice(start, end)
+        files = _Files(self._pinned, [each[part] for each in self._objects], places.object_count)
+        good = self._good[part] if files.here is None else files.here & self._good[part]
+        rows = None if good.all() else np.flatnonzero(good)
+        at: slice | Numbers = part if rows is None else rows + start
         found = [
-            files.within(number, rows, *self._extents(group, rows + start), checked=len(group) == 1)
+            files.within(number, rows, *self._extents(group, at), checked=len(group) == 1)
             for number, group in enumerate(places.groups)
         ]
-        inside = np.logical_and.reduce([each.fits for each in found])
-        self._good[start:end] = False
-        rows = rows[inside]
-        if not rows.size:
+        inside = np.logical_and.reduce([each.fits for each in found]) if len(found) > 1 else found[0].fits
+        if rows is not None or not inside.all():
+            rows = (np.arange(end - start) if rows is None else rows)[inside]
+            found = [each.select(inside) for each in found]
+            at = rows + start
+            self._good[part] = False
+            self._good[at] = True
+        count = end - start if rows is None else rows.size
+        if not count:
             return
-        self._good[start + rows] = True
         made: list[FieldPlaces] = []
         for group, each in zip(places.groups, found, strict=True):
-            kept = each.select(inside)
             if places.fields[group[0]].width:
-                made += self._fixed_places(group, kept, rows + start)
+                made += self._fixed_places(group, each, at)
             else:
-                made.append(self._ragged_places(group[0], kept, rows + start))
+                made.append(self._ragged_places(group[0], each, at))
         widths = tuple(field.width for field in places.fields)
-        chosen = b"" if rows.size == end - start else rows.astype("<i4").tobytes()
+        chosen = b"" if rows is None or count == end - start else rows.astype("<i4").tobytes()
         block = RowBlock(end - start, widths, chosen, (), tuple(made))
         position = int(self._positions[start])
         self.work.append(RowWork(self._first + start, position, (), block=block, paths=files.paths))
 
-    def _extents(self, group: tuple[int, ...], rows: Numbers) -> tuple[Numbers, Numbers]:
+    def _extents(self, group: tuple[int, ...], rows: Numbers | slice) -> tuple[Numbers, Numbers]:
         """Return where the first field of a group begins in each row, and where the last one ends."""
         fields, distances = self._places.fields, self._places.distances
         if not fields[group[0]].width:
@@ -238,7 +243,7 @@ class ColumnCopies:
         last = max(distance + fields[number].width for number, distance in distances.items())
         return base + min(distances.values()), base + last
 
-    def _ragged_places(self, field: int, found: _Found, rows: Numbers) -> FieldPlaces:
+    def _ragged_places(self, field: int, found: _Found, rows: Numbers | slice) -> FieldPlaces:
         offsets, lengths = self._offsets[field][rows] + found.shifts, self._lengths[field][rows]
         return FieldPlaces(
             pack_integers(found.files),
@@ -248,7 +253,9 @@ class ColumnCopies:
             found.known_sums(),
         )
 
-    def _fixed_places(self, group: tuple[int, ...], found: _Found, rows: Numbers) -> list[FieldPlaces]:
+    def _fixed_places(
+        self, group: tuple[int, ...], found: _Found, rows: Numbers | slice
+    ) -> list[FieldPlaces]:
         """Group fields that are at the same distance from each other in all rows."""
         files, sums = pack_integers(found.files), found.known_sums()
         if self._places.distances is not None:
@@ -259,7 +266,7 @@ class ColumnCopies:
             offsets = self._offsets[field][rows]
             for base_offsets, fields in groups:
                 delta = int(offsets[0] - base_offsets[0])
-                if np.array_equal(offsets - base_offsets, np.full(rows.size, delta)):
+                if bool((offsets - base_offsets == delta).all()):
                     fields.append((field, delta))
                     break
             else:
@@ -281,8 +288,6 @@ class _Found(NamedTuple):
     sums: Numbers | None = None
 
     def select(self, rows: npt.NDArray[np.bool_]) -> _Found:
-        if rows.all():
-            return self
         sums = None if self.sums is None else self.sums[rows]
         return _Found(self.files[rows], self.shifts[rows], self.fits[rows], sums)
 
@@ -297,14 +302,16 @@ class _Files:
     """The files of the objects of some rows, as one range of bytes: object after object, extent after extent.
 
     `objects`: those of each group of fields, or of all groups; `here`: bool[rows], those whose objects are on
-    this node; `paths`: the different files.
+    this node, None if all are; `paths`: the different files.
     """
 
     def __init__(self, pinned: PinnedObjects, objects: list[npt.NDArray[np.int32]], count: int) -> None:
         numbers, which = distinct(objects[0] if len(objects) == 1 else np.concatenate(objects), count)
         self._which = np.split(which, len(objects))
         remote = np.fromiter(map(pinned.is_remote, numbers.tolist()), np.bool_, numbers.size)
-        self.here = ~np.logical_or.reduce([remote[each] for each in self._which])
+        self.here: npt.NDArray[np.bool_] | None = None
+        if remote.any():
+            self.here = ~np.logical_or.reduce([remote[each] for each in self._which])
         paths: dict[str, int] = {}
         owner, files, offsets, lengths, sums = (list[int]() for _ in range(5))
         for place, number in enumerate(numbers.tolist()):
@@ -318,24 +325,34 @@ class _Files:
         self._owner, self._file = np.array(owner, np.int64), np.array(files, np.int64)
         self._sums, self._bounds = np.array(sums, np.int64), np.cumsum([0, *lengths])
         self._first = self._bounds[np.searchsorted(self._owner, np.arange(numbers.size))]
-        self._shift = np.array(offsets, np.int64) - self._bounds[:-1]
+        self._offset, self._length = np.array(offsets, np.int64), np.array(lengths, np.int64)
+        self._shift = self._offset - self._bounds[:-1]
         # Each object is one extent, as most are: which one a range is in needs no search.
         self._whole_objects = np.array_equal(self._owner, np.arange(numbers.size))
 
-    def within(self, group: int, rows: Numbers, begins: Numbers, ends: Numbers, *, checked: bool) -> _Found:
-        """Return where a range of the object of each row is. `checked`: whether a range can be compared with
-        a checksum; otherwise a whole extent, which has one, is left to be rendered."""
+    def within(
+        self, group: int, rows: Numbers | None, begins: Numbers, ends: Numbers, *, checked: bool
+    ) -> _Found:
+        """Return where a range of the object of each row is; None: of all rows. `checked`: whether a range
+        can be compared with a checksum; otherwise a whole extent, which has one, is left to be rendered."""
         if not self._owner.size:
-            return _Found(rows, rows, np.zeros(rows.size, np.bool_))
-        owner = self._which[group if len(self._which) > 1 else 0][rows]
-        first = self._first[owner]
-        begins, ends = begins + first, ends + first
+            return _Found(begins, begins, np.zeros(begins.size, np.bool_))
+        owner = self._which[group if len(self._which) > 1 else 0]
+        owner = owner if rows is None else owner[rows]
         if self._whole_objects:
-            which = owner
+            which, shifts = owner, self._offset.take(owner)
+            starts, stops = begins == 0, self._length.take(owner)
+            fits = ends <= stops
         else:
+            first = self._first[owner]
+            begins, ends = begins + first, ends + first
             which = np.minimum(np.searchsorted(self._bounds, begins, side="right"), self._owner.size) - 1
-        stop = self._bounds[which + 1]
-        whole = (begins == self._bounds[which]) & (ends == stop)
-        fits = (self._owner[which] == owner) & (ends <= stop) & (checked | ~whole)
-        sums = np.where(whole, self._sums[which], -1) if whole.any() else None
-        return _Found(self._file[which], self._shift[which] + first, fits, sums)
+            shifts = self._shift[which] + first
+            starts, stops = begins == self._bounds[which], self._bounds[which + 1]
+            fits = (self._owner[which] == owner) & (ends <= stops)
+        sums = None
+        if starts.any():
+            whole = starts & (ends == stops)
+            fits &= checked | ~whole
+            sums = np.where(whole, self._sums[which], -1) if whole.any() else None
+        return _Found(self._file.take(which), shifts, fits, sums)

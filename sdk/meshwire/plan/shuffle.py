@@ -34,6 +34,7 @@ ROUNDS = 8
 _FEW = 24  # values left outside, from which on passes over arrays are faster than over one value
 _FEW_BY_TABLE = 4  # the same where rounds are looked up
 _TABLE_BITS = 16  # of half a value: rounds of larger ones are computed each time
+_WIDE_BITS = 12  # of half a value: up to so many, results in tables are as wide as values, which are not cast
 MAX_SAMPLES = 1 << 62
 MAX_WINDOW = 1 << 31
 Shuffle = Literal["global", "blocks", "none"]
@@ -86,7 +87,7 @@ class Feistel:
         self._mask = (1 << self._half) - 1
         self._keys = tuple(derive_key(key, round_number) for round_number in range(ROUNDS))
         self._permuted = 0
-        self._tables: tuple[npt.NDArray[np.uint16], ...] = ()
+        self._tables: tuple[npt.NDArray[np.int64 | np.uint16], ...] = ()
 
     def __call__(self, position: int) -> int:
         """Return the value at `position`. Raises IndexError outside 0…n−1."""
@@ -112,9 +113,9 @@ class Feistel:
         outside = np.flatnonzero(values >= self.n)
         few = _FEW_BY_TABLE if self._tables else _FEW
         while outside.size > few:
-            again = self._pass_many(values[outside])
+            again = self._pass_many(values.take(outside))
             values[outside] = again
-            outside = outside[again >= self.n]
+            outside = outside.compress(again >= self.n)
         for place in outside.tolist():
             value = int(values[place])
             while value >= self.n:
@@ -126,12 +127,15 @@ class Feistel:
         self._permuted += values.size
         if not self._tables and self._half <= _TABLE_BITS and self._permuted > self._mask:
             halves = np.arange(self._mask + 1, dtype=np.uint64)
-            self._tables = tuple(self._round(halves, key).astype(np.uint16) for key in self._keys)
+            width = np.int64 if self._half <= _WIDE_BITS else np.uint16
+            self._tables = tuple(self._round(halves, key).astype(width) for key in self._keys)
         if self._tables:
             near, far = values >> self._half, values & self._mask
             for table in self._tables:
                 near, far = far, near ^ table.take(far)
-            return near << self._half | far
+            near = near << self._half
+            near |= far
+            return near
         half, mask = np.uint64(self._half), np.uint64(self._mask)
         whole = values.view(np.uint64)
         left, right = whole >> half, whole & mask
