@@ -139,6 +139,10 @@ class PinnedObjects:
             if known is None or not np.array_equal(found, known):
                 numbers.update(distinct(found, len(self._snapshot.objects))[0].tolist())
             known = found
+        await self.look_up_objects(numbers)
+
+    async def look_up_objects(self, numbers: set[int]) -> None:
+        """Looks up objects by their numbers, as `look_up` does those of samples."""
         objects = self._snapshot.objects
         for number, record in self._local_records(numbers - self._records.keys() - self._remote_numbers):
             if record is None:

@@ -323,8 +323,7 @@ class Assembler:
         self, steps: Sequence[FrameAddress], frames: Sequence[SharedFrame] | None
     ) -> Sequence[SharedFrame] | None:
         if frames is not None:
-            for step, frame in zip(steps, frames, strict=True):
-                self._cache.put(step, frame)
+            self._cache.put_all(zip(steps, frames, strict=True))
         return frames
 
     async def _pack_series(

@@ -96,6 +96,7 @@ class RowPlaces:
         self.groups = apart if self.whole_objects else [*([fixed] if fixed else []), *ragged]
         self.distances = self._record_distances(fixed)
         self._last: tuple[Numbers, dict[int, Numbers]] | None = None
+        self._last_objects: tuple[Numbers, list[npt.NDArray[np.int32]]] | None = None
 
     def __repr__(self) -> str:
         return f"<RowPlaces of {len(self.fields)} fields>"
@@ -110,9 +111,19 @@ class RowPlaces:
         return {number: each.distance - first for number, each in zip(fixed, found, strict=True)}
 
     def objects(self, samples: Numbers) -> list[npt.NDArray[np.int32]]:
-        """Return the number of the object of each sample, for each group; but one, if it is the same."""
-        which = [group[0] for group in self.groups] if self.whole_objects else [self.groups[0][0]]
-        return [self._columns[number].objects_at(samples) for number in which]
+        """Return the number of the object of each sample, for each group; but one, if it is the same. Of the
+        same array as before at once."""
+        if self._last_objects is None or self._last_objects[0] is not samples:
+            which = [group[0] for group in self.groups] if self.whole_objects else [self.groups[0][0]]
+            self._last_objects = samples, [self._columns[number].objects_at(samples) for number in which]
+        return self._last_objects[1]
+
+    def object_numbers(self, samples: Numbers) -> set[int]:
+        """Return the numbers of these objects, each once."""
+        found = set[int]()
+        for objects in self.objects(samples):
+            found.update(distinct(objects, self.object_count)[0].tolist())
+        return found
 
     def offsets(self, samples: Numbers) -> dict[int, Numbers]:
         """Return the offsets by number of the field; with `distances`, of the first of these fields alone."""

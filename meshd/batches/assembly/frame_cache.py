@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from meshd.core.frame_address import FrameBlock
     from meshd.core.memory_frames import SharedFrame
 
@@ -41,18 +43,26 @@ class FrameCache(Generic[K]):
 
     def put(self, address: K, frame: SharedFrame) -> None:
         """Caches a frame unless its memory alone exceeds the limit."""
-        block = frame.block
-        if (frame.size if block is None else block.size) > self._limit or address in self._frames:
-            return
-        self._frames[address] = frame
-        if block is not None:
-            self._blocks.setdefault(block, []).append(address)
-        self._add(frame.owner, frame.size)
-        while self.bytes > self._limit:
-            self._evict(next(iter(self._frames)))
+        self.put_all(((address, frame),))
+
+    def put_all(self, frames: Iterable[tuple[K, SharedFrame]]) -> None:
+        """Caches frames as `put` does."""
+        before = self.bytes
+        for address, frame in frames:
+            block = frame.block
+            if (frame.size if block is None else block.size) > self._limit or address in self._frames:
+                continue
+            self._frames[address] = frame
+            if block is not None:
+                self._blocks.setdefault(block, []).append(address)
+            self._add(frame.owner, frame.size)
+            while self.bytes > self._limit:
+                self._evict(next(iter(self._frames)))
+        metrics.frame_cache_bytes.inc(self.bytes - before)
 
     def clear(self) -> None:
         """Drops all frames."""
+        metrics.frame_cache_bytes.dec(self.bytes)
         while self._frames:
             self._evict(next(iter(self._frames)))
 
@@ -65,4 +75,3 @@ class FrameCache(Generic[K]):
     def _add(self, owner: str, size: int) -> None:
         self.bytes += size
         self.by_account[owner] += size
-        metrics.frame_cache_bytes.inc(size)

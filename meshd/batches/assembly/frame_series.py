@@ -90,7 +90,7 @@ class SeriesBuilder:
                 return None
             context = self._context
             pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
-            await pinned.look_up_rows(samples)
+            await pinned.look_up_objects(places.object_numbers(samples))
             firsts = frames_of_blocks([len(rows) for rows in self._rows])
             ends = np.cumsum([len(rows) for rows in self._rows])[[end - 1 for end in firsts[1:]]].tolist()
             copies = ColumnCopies(places, pinned, samples, positions, 0, ends)
