@@ -25,7 +25,7 @@ from meshd.config import StoreSettings
 from meshd.store.index.index import Index
 from meshd.store.records import Meta, NewObject
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,11 +24,12 @@ from meshd.control.kubernetes.api_client import AmbiguousError, ApiClient, ApiSe
 from meshd.control.kubernetes.kubernetes_control import KubernetesControl, open_kubernetes
 from meshd.control.kubernetes.resource_encoding import OPEN_TOPICS
 from meshd.control.kubernetes.watch_cache import LocalCopy
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
 from tests.support.bounded_wait import await_true
 from tests.support.control_suite import ControlSuite, closing
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,11 @@ from meshd.auth.authorizer import Authorizer
 from meshd.auth.identity import Identity, RequestContext
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.store.records import Record
-from meshd.util.clock import ManualClock
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
 from meshwire.iam import parse_policy
 from meshwire.s3 import operations as ops
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

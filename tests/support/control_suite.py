@@ -15,7 +15,7 @@ from meshd.control.buckets import Bucket, BucketExistsError, BucketTable
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ABSENT, ControlError, LeaseLostError, VersionConflictError, Write
 from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, Signer, User
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine

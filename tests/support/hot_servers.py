@@ -34,8 +34,8 @@ from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.telemetry.audit_log import AuditEntry
-from meshd.util.clock import ManualClock
 from meshwire.s3.bucket_settings import CorsRule
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.server_shutdown import stop_listening
 from tests.support.single_node_objects import single_node_objects

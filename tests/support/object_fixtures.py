@@ -15,11 +15,11 @@ from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import TaggingService
 from meshd.objects.object_reader import ObjectReader, VersionLookup
 from meshd.objects.service import ObjectService
-from meshd.util.clock import ManualClock
 from meshwire.checksums.body_checksums import BodyDigest, BodyDigests, BodyVerifier
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.xml_documents import CompletedPart, DeleteRequest
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
 

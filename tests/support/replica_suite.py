@@ -36,8 +36,8 @@ from meshd.store.replica.changes import (
     upload_without_local_fields,
     without_local_fields,
 )
-from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 

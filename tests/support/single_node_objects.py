@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from meshd.cluster.cluster_view import ClusterView, single_node_map
 from meshd.peer_reads.remote_objects import RemoteObjects
 from meshd.rpc.peer_client import PeerClient
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from meshd.config import StoreSettings
 from meshd.store.errors import ConditionFailedError, StoreError
 from meshd.store.store import Store
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.bounded_wait import WAIT_TIMEOUT
 from tests.support.interpreters import python
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import put_object
 
 ROOT = Path(__file__).parents[2]

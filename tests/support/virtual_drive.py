@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.drive_model import Drive, Geometry, Request
 from meshd.batches.read_ahead import disk_reader
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from meshd.auth.web_identity.issuer_client import IssuerError, fetch_key_set
 from meshd.auth.web_identity.key_cache import KEEP_SECONDS, RENEW_SECONDS, RETRY_SECONDS, KeyCache
 from meshd.auth.web_identity.key_set import MAX_KEY_SET_BYTES, parse_key_set
 from meshd.control.roles import IdentityProvider
-from meshd.util.clock import ManualClock
 from tests.support.certificates import Authority
+from tests.support.manual_clock import ManualClock
 from tests.support.oidc_issuer import DISCOVERY, KEYS, OidcIssuer, SigningKey, key_set, send
 
 if TYPE_CHECKING:

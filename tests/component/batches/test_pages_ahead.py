@@ -27,7 +27,6 @@ from meshd.datasets.service import DatasetService
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
 from meshwire.dataset import paged_columns
 from meshwire.dataset.fields import Source, parse_fields
 from meshwire.dataset.paged_snapshot import PagedSnapshot
@@ -35,6 +34,7 @@ from meshwire.frame import tensor_frame
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.inline_renderer import InlineRenderer
+from tests.support.manual_clock import ManualClock
 from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:

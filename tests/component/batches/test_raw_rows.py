@@ -27,7 +27,6 @@ from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.transform.row_blocks import BlockCopier
 from meshd.transform.source_files import SourceGoneError
-from meshd.util.clock import ManualClock
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
@@ -39,6 +38,7 @@ from meshwire.plan.plan_spec import parse_spec, plan_hash
 from tests.support.archive_files import tar_of
 from tests.support.call_counts import Calls
 from tests.support.inline_renderer import InlineRenderer
+from tests.support.manual_clock import ManualClock
 from tests.support.mds_writer import mds_files
 from tests.support.paged_snapshots import MemoryPages
 from tests.support.single_node_objects import single_node_objects

@@ -27,9 +27,9 @@ from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.peer_reads.changed_names import ChangedNames
 from meshd.peer_reads.listing import ObjectListings
 from meshd.process.periodic_tasks import document_collector
-from meshd.util.clock import ManualClock
 from meshwire.formats.token_index import encode_token_index
 from meshwire.s3.bucket_settings import LifecycleRule
+from tests.support.manual_clock import ManualClock
 from tests.support.mds_writer import mds_files
 from tests.support.mesh_processes import ROOT, MeshCrew
 from tests.support.native_fixtures import CROP, Mesh, error, png

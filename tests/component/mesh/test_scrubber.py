@@ -22,7 +22,7 @@ from meshd.control.control_api import ControlError
 from meshd.store.disks.layout import SET_BACK_KEY
 from meshd.store.integrity.verification import report_damage
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.store_calls import put_object
 

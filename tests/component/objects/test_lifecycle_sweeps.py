@@ -17,8 +17,8 @@ from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
 from meshwire.s3.bucket_settings import LifecycleRule
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
 

@@ -18,8 +18,8 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from meshd.control.embedded import EmbeddedControl
-from meshd.util.clock import ManualClock
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.manual_clock import ManualClock
 from tests.support.required import missing
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from meshd.store.errors import ExhaustedError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.util.async_tasks import BackgroundTasks
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

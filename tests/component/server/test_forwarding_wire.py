@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshd.server.proxy.hops import HOP_HEADER, Hop, HopSigner
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.mesh_nodes import ROOT, NodesBeside
 from tests.support.s3_raw import Wire, chunked_body, read_answer
 

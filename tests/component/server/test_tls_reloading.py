@@ -16,9 +16,9 @@ import pytest
 
 from meshd.config import ConfigError
 from meshd.server.tls import CertificateError, ServerTls, TlsFiles, parse_validity
-from meshd.util.clock import ManualClock
 from tests.support.certificates import Authority
 from tests.support.daemons import Daemon
+from tests.support.manual_clock import ManualClock
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, error_of, put_object
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshd.process.data_dir import prepare_data_dir
 from meshd.process.wiring.cache import recover_cache
 from meshd.store.errors import FormatError
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from meshd.store.replica.inventory import HeldVersion
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
-from meshd.util.clock import ManualClock
 from tests.support.archive_files import archive_of
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:

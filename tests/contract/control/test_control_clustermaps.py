@@ -10,9 +10,9 @@ import pytest
 
 from meshd.control.cluster_map_store import ClusterMapStore, StoreChangedError
 from meshd.control.embedded import EmbeddedControl
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

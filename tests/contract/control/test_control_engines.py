@@ -12,8 +12,8 @@ import pytest
 
 from meshd.control import embedded
 from meshd.control.embedded import EmbeddedControl, FileChanges
-from meshd.util.clock import ManualClock
 from tests.support.control_suite import ControlSuite, closing
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.control.control_api import Change, ControlStore
-    from meshd.util.clock import Clock, ManualClock
+    from meshd.util.clock import Clock
+    from tests.support.manual_clock import ManualClock
 
 require_etcd()
 

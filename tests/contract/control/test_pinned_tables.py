@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.embedded import EmbeddedControl
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, User
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

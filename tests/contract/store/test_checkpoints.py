@@ -24,7 +24,8 @@ from meshd.store.index.checkpoint import read_checkpoint
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object
 
 if TYPE_CHECKING:

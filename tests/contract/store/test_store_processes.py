@@ -14,8 +14,8 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object
 from tests.support.store_neighbour import Neighbour, increment, settings_at
 

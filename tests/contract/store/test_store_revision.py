@@ -13,7 +13,7 @@ from meshd.store.errors import DiskFullError
 from meshd.store.index import change_log
 from meshd.store.records import RESERVED_BUCKET, StoreChanges
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:

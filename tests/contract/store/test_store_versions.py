@@ -26,7 +26,7 @@ from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 from tests.support.store_neighbour import Neighbour, create_versions, settings_at
 from tests.support.version_suite import OFF, ON, version_bodies

@@ -15,7 +15,7 @@ from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import put_object, put_part
 from tests.support.version_suite import ON
 

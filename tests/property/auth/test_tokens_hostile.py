@@ -21,8 +21,8 @@ from meshd.auth.identities.sts_sessions import (
 from meshd.auth.identity import Identity
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

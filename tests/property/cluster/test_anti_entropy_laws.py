@@ -27,8 +27,8 @@ from meshd.store.errors import StoreError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
-from meshd.util.clock import ManualClock
 from tests.support.bounded_wait import WAIT_TIMEOUT
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from meshwire.formats.zip_archive import scan_zip
 from tests.support.archive_files import KINDS, archive_of
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 

@@ -21,9 +21,9 @@ from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.objects.lifecycle_rules import DAY_MS, ListedVersion
 from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
-from meshd.util.clock import ManualClock
 from meshwire.s3.bucket_settings import LifecycleRule
 from tests.property.objects.test_lifecycle_laws import expected
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
 

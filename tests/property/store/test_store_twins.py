@@ -21,9 +21,9 @@ from meshd.store.records import NULL, Meta
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
-from meshd.util.clock import ManualClock
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.bucket_settings import Acl, Grant
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:

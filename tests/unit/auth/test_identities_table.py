@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from meshd.control.identities import Account, IdentityTable, Key, NamedPolicy, User, new_secret_key
 from meshd.control.migrations import migrate_control_state
 from meshd.telemetry import logs
-from meshd.util.clock import ManualClock
 from meshwire.iam import AccessRequest, evaluate
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

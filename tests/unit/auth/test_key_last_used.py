@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from meshd.control.identities import KeyLastUsed
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 HOUR = 3_600_000

@@ -26,12 +26,12 @@ from meshd.control.identities import IdentityTable, KeyLastUsed
 from meshd.control.roles import TrustCondition
 from meshd.core.api_errors import BatchError
 from meshd.jobs.authorization import capture_principal, resolve_caller
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.s3.operations import CreateBucket, GetObject, PutObject
 from meshwire.sts_query import StsError, WebIdentityRequest
 from tests.support.access_world import DIGESTS, HEADERS, allow, deny, text, to
 from tests.support.certificates import Authority
+from tests.support.manual_clock import ManualClock
 from tests.support.oidc_issuer import SigningKey, key_set
 from tests.support.reference_control import MemoryControl
 

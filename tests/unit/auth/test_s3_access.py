@@ -10,9 +10,9 @@ from meshd.auth.authorizer import Authorizer
 from meshd.auth.identity import ANONYMOUS_IDENTITY, Identity
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.identities import Key, Signer, User
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 ROOT = Identity("root", "root", "AKROOT", root=True)

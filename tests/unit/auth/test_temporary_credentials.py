@@ -16,9 +16,9 @@ from meshd.auth.identities.sts_sessions import CredentialService, SessionRequest
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, NamedPolicy, User
 from meshd.control.roles import Revocation
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.iam import AccessRequest, evaluate
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

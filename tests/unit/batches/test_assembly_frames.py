@@ -31,12 +31,12 @@ from meshd.datasets.archives.archive_service import ArchiveService, LocalArchive
 from meshd.store.records import Location, Meta
 from meshd.transform.messages import Failure
 from meshd.transform.render_calls import RenderResult, RowChecksums
-from meshd.util.clock import ManualClock
 from meshd.util.tenant_limits import tenant_scope
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 

@@ -14,7 +14,8 @@ import pytest
 from meshd.batches.read_ahead import disk_reader
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork, is_cached
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
+from tests.support.manual_clock import ManualClock
 from tests.support.virtual_drive import Client, VirtualDrive
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from meshd.batches.read_ahead.window_lookup import DiskReads
 from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, has_room
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
-from meshd.util.clock import ManualClock
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.plan_spec import parse_spec, plan_hash
 from meshwire.plan.shuffle import ShuffleSpec, shuffle_order
+from tests.support.manual_clock import ManualClock
 from tests.unit.batches import test_read_cost
 
 if TYPE_CHECKING:

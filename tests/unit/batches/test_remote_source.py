@@ -21,11 +21,11 @@ from meshd.core.peer_source import SINGLE_NODE, ReadFailure
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Location, Meta
-from meshd.util.clock import ManualClock
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.frame import tensor_frame
 from meshwire.plan.plan_spec import parse_spec, plan_hash
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 from tests.unit.batches.test_assembly_frames import Stamper

@@ -26,9 +26,9 @@ from meshd.batches.assembly.stored_sequence_format import (
 from meshd.batches.assembly.stored_sequences import SEQUENCES_PREFIX, StoredSequences, UnreadableChunkError
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.store.errors import ExtentGoneError
-from meshd.util.clock import ManualClock
 from meshd.views.transform_results import RESULTS_PREFIX
 from meshwire.plan.plan_spec import PlanSpec
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:

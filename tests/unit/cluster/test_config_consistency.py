@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from meshd.cluster.peer_checks import domain_mismatches, publish_domains
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node, transitions
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 

@@ -16,7 +16,7 @@ from meshd.cluster.data_dir_identity import (
     read_identity,
 )
 from meshd.util import shared_counters
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

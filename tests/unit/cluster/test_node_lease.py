@@ -11,9 +11,9 @@ import pytest
 from meshd.cluster.node_lease import NodeLease
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import ControlError
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from meshd.cluster.cluster_view import ClusterView
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.util import shared_counters
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
 from meshd.util.shared_counters import MAX_VERSION
 from meshwire.cluster import Node, compute_placement
 from meshwire.cluster.transitions import bootstrap_map, join_node, mark_complete, mark_node_away
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

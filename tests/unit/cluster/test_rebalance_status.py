@@ -12,9 +12,9 @@ from meshd.cluster.rebalance_status import decode_progress, drain_status, node_l
 from meshd.cluster.repair.scrub_scheduler import ScrubStatus
 from meshd.cluster.replica_counts import under_replicated_slots
 from meshd.util import shared_counters
-from meshd.util.clock import ManualClock
 from meshd.util.shared_counters import VersionTimes
 from meshwire.cluster import Node, transitions
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meshd.cluster.cluster_view import RetryAfter
-from meshd.util.clock import ManualClock
 from meshwire.cluster import ClusterMap, Node
 from meshwire.cluster.transitions import mark_node_away
+from tests.support.manual_clock import ManualClock
 
 CLUSTER = ClusterMap(3, tuple(Node(f"n{n}", f"http://h:{n}", state="up") for n in (1, 2, 3)))
 

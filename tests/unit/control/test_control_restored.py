@@ -10,9 +10,9 @@ import msgspec
 from meshd.control.cached_topic import CachedTopic
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.control_api import Versioned
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster import transitions as turn
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 

@@ -11,7 +11,7 @@ import pytest
 from meshd.control.control_api import ControlError
 from meshd.control.kubernetes.api_client import ApiClient, ApiServer
 from meshd.control.kubernetes.kubernetes_control import NAME, KubernetesLeases
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 LEASE = {
     "metadata": {"annotations": {NAME: "node/n2"}, "resourceVersion": "5"},

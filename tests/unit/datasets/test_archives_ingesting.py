@@ -19,8 +19,8 @@ from meshd.datasets.archives.archive_service import (
 )
 from meshd.datasets.archives.background_indexer import BackgroundIndexer, IndexQueue
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from tests.support.archive_files import archive_of
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 

@@ -24,9 +24,9 @@ from meshd.datasets.archives.archive_service import (
 )
 from meshd.datasets.archives.reader import MemberStart
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from meshwire.formats import zip_archive
 from tests.support.archive_files import KINDS, archive_of, tar_of, zip_of, zstd
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 

@@ -16,9 +16,9 @@ from meshd.datasets.archives.archive_service import ArchiveService, LocalArchive
 from meshd.datasets.service import DatasetService
 from meshd.store.records import Meta
 from meshd.util.async_tasks import LongRunningCalls
-from meshd.util.clock import ManualClock
 from meshwire.dataset.fields import Source, parse_fields
 from tests.support.archive_files import tar_of
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 from tests.support.tf_example_writer import Int64List, example, record

@@ -27,7 +27,6 @@ from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock
 from meshd.util.page_cache import map_file
 from meshwire.dataset import page_document
 from meshwire.dataset import snapshot as snapshots
@@ -38,6 +37,7 @@ from meshwire.formats.json_lines import earlier_line_index, index_lines
 from meshwire.formats.token_index import encode_token_index
 from meshwire.frame.columns import ColumnWriter
 from tests.support.archive_files import tar_of
+from tests.support.manual_clock import ManualClock
 from tests.support.mds_writer import mds_files
 from tests.support.page_samples import PAGES, records_of
 from tests.support.single_node_objects import single_node_objects

@@ -11,7 +11,7 @@ import pytest
 
 from meshd.core import document_store
 from meshd.core.document_store import MAPPED_BYTES, RESERVED_BUCKET, DocumentStore
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 
 

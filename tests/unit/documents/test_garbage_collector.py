@@ -14,7 +14,7 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.documents.garbage_collector import DocumentCollector
 from meshd.documents.gc_policy import DEFAULT_UNUSED_DAYS, DocumentUsage, merge_usage, unused_documents
 from meshd.documents.inventory import MINUTE_MS, DocumentInventory, UsageFile
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
 

@@ -11,8 +11,8 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.documents.garbage_collector import SAFE_DAYS, IndexCollector, etag_of
 from meshd.documents.inventory import UsageFile
 from meshd.telemetry import metrics
-from meshd.util.clock import ManualClock
 from meshwire.dataset.fields import parse_fields
+from tests.support.manual_clock import ManualClock
 from tests.support.paged_snapshots import MemoryPages
 from tests.support.reference_store import MemoryStore
 

@@ -17,7 +17,7 @@ from meshd.control.jobs import Job, JobTable, Principal
 from meshd.jobs import runner as runner_module
 from meshd.jobs.runner import AT_A_TIME, JobRunner
 from meshd.util.async_tasks import finish_before_cancel
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from meshd.control.buckets import Bucket
 from meshd.origins.client.origin_api import OriginDownError, OriginMissingError, OriginRefusedError
 from meshd.origins.client.origin_pool import FailureLog, GuardedOrigin, OriginPool
 from meshd.telemetry import metrics
-from meshd.util.clock import ManualClock
 from meshwire.origin import Origin as Description
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from meshd.origins.cache.cache_store import FreshnessTable
-from meshd.util.clock import ManualClock
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from meshd.cluster.data_dir_identity import establish_identity, recorded_machine
 from meshd.config import load_settings
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.process import join_cluster
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node, transitions
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

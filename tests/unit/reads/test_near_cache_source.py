@@ -19,8 +19,8 @@ from meshd.peer_reads.peer_fetcher import FetchedParts, append_bytes
 from meshd.reads import near_cache_reader
 from meshd.reads.near_cache_reader import NearCacheSource
 from meshd.store.records import Record
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:

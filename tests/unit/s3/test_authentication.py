@@ -13,12 +13,12 @@ from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import IdentityTable, Key, KeyLastUsed, User
 from meshd.server.request import RequestTrace
 from meshd.server.s3.request_auth import _NO_SECRET, Authenticator
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.http_values import dates
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, Scope, sign, signer
 from meshwire.sigv4.post_object import FormClaim
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hops import DAMAGED_HEADER, SKEWED_HEADER, ObjectName
 from meshd.store.records import INTERNAL_WRITE
-from meshd.util.clock import ManualClock
 from meshwire.cluster import Node
 from meshwire.cluster.routes import Route
 from meshwire.errors import S3Error
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

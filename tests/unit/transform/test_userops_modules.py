@@ -20,10 +20,10 @@ from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import BYTES as BYTES_FIELD
 from meshd.transform.op_types import FieldType, image
 from meshd.transform.sandbox.user_op_definitions import UserModuleCache, encode_module, parse_module
-from meshd.util.clock import ManualClock
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy
 from meshwire.plan.op_declarations import parse_declarations
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
 

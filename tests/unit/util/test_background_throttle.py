@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.util import failpoints, shared_counters
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
 from meshd.util.shared_counters import (
     MAX_PAUSE,
     MIN_PAUSE,
@@ -22,6 +22,7 @@ from meshd.util.shared_counters import (
     lower_thread_priority,
     measure_loop_delay,
 )
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from meshd.util import failpoints
-from meshd.util.clock import ManualClock, SystemClock
+from meshd.util.clock import SystemClock
+from tests.support.manual_clock import ManualClock
 
 
 def test_stamps_rise_even_when_the_clock_steps_back() -> None:

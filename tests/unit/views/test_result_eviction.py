@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.documents.inventory import UsageFile
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from meshd.views.transform_results import ResultEvictor, eviction_cutoff
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import pytest
 
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from meshd.views.shards.reader import ShardReader
 from meshwire.errors import S3Error
 from meshwire.s3.operations import ListObjects
 from meshwire.views.shard_view import ShardsView
 from meshwire.views.view_kinds import parse_view
+from tests.support.manual_clock import ManualClock
 from tests.support.reference_store import MemoryStore
 from tests.support.single_node_objects import single_node_objects
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from meshd.store.records import Meta
-from meshd.util.clock import ManualClock
 from meshd.views.source_scan_cache import SourceScanCache
 from meshwire.dataset.archive_index import index_tar
 from meshwire.dataset.build_snapshot import BytesColumn, build_from_objects
@@ -24,6 +23,7 @@ from meshwire.formats.tar import TarMember
 from meshwire.strict_json import PlanError
 from meshwire.views.view_kinds import parse_view
 from meshwire.views.zarr_view import ZarrArray, ZarrView, is_zarr_dtype, metadata_objects
+from tests.support.manual_clock import ManualClock
 from tests.support.paged_snapshots import build_from_tars
 from tests.support.reference_store import MemoryStore as ObjectsInMemory
 
