@@ -123,7 +123,8 @@ class Pages:
         return found
 
     def _check(self, wanted: Integers) -> None:
-        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= int(self.starts[-1])):
+        # Read as unsigned, a number below 0 is above all others.
+        if wanted.size and int(wanted.view(np.uint64).max()) >= int(self.starts[-1]):
             raise IndexError(f"a sample outside 0…{int(self.starts[-1]) - 1}")
 
     def _joined_numbers(self, wanted: Integers) -> Narrow:
