@@ -43,7 +43,8 @@ class BackedAdmin:
         return _shown(self._existing(name))
 
     async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Create a bucket with an origin; succeeds if it exists with the same origin. Raises BatchError."""
+        """Create a bucket with an origin; succeeds if it exists with the same origin, and this node has its
+        credentials. Raises BatchError."""
         _require_root(identity)
         try:
             check_bucket_name(name)
@@ -53,13 +54,23 @@ class BackedAdmin:
         bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, origin=origin)
         present = self._buckets.get(name)
         if present is not None:
-            return _same(present, origin)
+            shown = _same(present, origin)
+            self._require_credentials(present)
+            return shown
         await self._try(bucket)
         try:
             await self._buckets.create(bucket)
         except BucketExistsError as error:
             return _same(error.bucket, origin)
         return _shown(bucket)
+
+    def _require_credentials(self, bucket: Bucket) -> None:
+        try:
+            self._origins.origin_for(bucket)
+        except OriginCredentialsError as error:
+            raise BatchError("CredentialsMissing", str(error)) from error
+        except OriginError as error:
+            raise BatchError("BadRequest", str(error)) from error
 
     async def _try(self, bucket: Bucket) -> None:
         assert bucket.origin is not None

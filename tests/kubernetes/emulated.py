@@ -11,6 +11,7 @@ import asyncio
 import copy
 import json
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
@@ -73,6 +74,7 @@ class Api:
         metadata |= {"resourceVersion": str(self.version)}
         metadata.setdefault("uid", f"uid-{self.version}")
         metadata.setdefault("generation", 1)
+        metadata.setdefault("creationTimestamp", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         self.objects[plural, metadata.get("namespace", ""), metadata["name"]] = document
         return document
 
@@ -161,7 +163,7 @@ class Api:
         after = copy.deepcopy(body) if whole else copy.deepcopy(there)
         if not whole:
             _merge(after, {"status": body.get("status")} if sub == "status" else _without_status(body))
-        for name in ("uid", "generation", "deletionTimestamp"):
+        for name in ("uid", "generation", "creationTimestamp", "deletionTimestamp"):
             if name in there["metadata"]:
                 after["metadata"][name] = there["metadata"][name]
         after["metadata"]["resourceVersion"] = there["metadata"].get("resourceVersion")

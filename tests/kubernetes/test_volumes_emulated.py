@@ -125,6 +125,6 @@ def test_a_pod_whose_claim_is_gone_is_made_anew() -> None:
     del api.objects["persistentvolumeclaims", NAMESPACE, "a-mesh-s-1"]
     asyncio.run(operator.loop.reconcile(NAMESPACE, NAME))
     assert sorted(world.pods()) == ["mesh-s-0"]
-    assert "mesh-s-1: its volume claim is gone, and a new one is created with a new pod" in [
+    assert "mesh-s-1 is restarted: its volume claim is gone, and a new one is created with a new pod" in [
         each["message"] for each in api.of("events")
     ]

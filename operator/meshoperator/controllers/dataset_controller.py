@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from meshoperator.cluster_model import origins_secret
 from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.controllers.key_delivery import NO_KEYS, require_keys
 from meshoperator.daemon_client import DaemonError, UnreachableError
 from meshoperator.planners.dataset_model import (
     DatasetUsage,
@@ -160,7 +161,6 @@ def residency_path(bucket: str, prefix: str) -> str:
 REVISION: Final = f"{GROUP}/revision-read"
 READING: Final = f"{GROUP}/revision-reading"
 """Annotations: the source revision that was read last; the revision being read, and by which run."""
-_NO_KEYS: Final = "CredentialsMissing"
 _KEYS_ON_THEIR_WAY: Final = (
     "waiting for daemons to receive the keys of source.secretRef: the kubelets deliver a changed Secret "
     "within about two minutes. If it takes longer, look at the events of the daemons' pods"
@@ -192,7 +192,7 @@ class DatasetController(DataController):
         except UnreachableError as error:
             return self._failed(document, None, "NoMesh", str(error), "Pending"), SOON
         except (ResourceError, DaemonError) as error:
-            if isinstance(error, DaemonError) and error.code == _NO_KEYS:
+            if isinstance(error, DaemonError) and error.code == NO_KEYS:
                 return self._failed(document, None, error.code, _KEYS_ON_THEIR_WAY, "Pending"), SOON
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             before = (document.get("status") or {}).get("conditions") or ()
@@ -236,6 +236,10 @@ class DatasetController(DataController):
             figures, migration = DatasetUsage.from_holdings(spec, holdings, None), None
         else:
             refresh, homes = await self._ensure(document, spec, cluster, access, bucket)
+            if spec.source.secret_ref is not None and not (document.get("status") or {}).get("bucket"):
+                made = await self._present(access, bucket)
+                if made is not None:
+                    await require_keys(self._daemons, nodes, bucket, made["origin"], metadata, self._now())
             jobs = prefetches(await self._jobs(access), bucket)
             placed = homes or not self._board.plans or self._board.unplaced_reason(namespace, name)
             if placed:  # a load before the plan would have to be moved
