@@ -67,7 +67,7 @@ export function OverviewPage({ session }: { session: Session }): JSX.Element {
           </ul>
         )}
         {!session.root && (
-          <p class="quiet">Zones, copies and movements are shown to root alone; this key sees what nodes count.</p>
+          <p class="quiet">Only root sees zones, copies and moving data; this key sees the counters of the nodes.</p>
         )}
       </section>
       <section aria-label="Figures" class="tiles">
@@ -192,25 +192,25 @@ function alertsOf(activity: Activity, cluster: Cluster | undefined): Alert[] {
   const add = (level: Alert["level"], text: string): void => void alerts.push({ level, text });
   const told = new Set<string>();
   for (const node of cluster?.nodes ?? []) {
-    if (node.state === "down") add("bad", `${node.id} is down: its data is being copied from other nodes.`);
-    else if (node.state === "away" || node.absent) add("bad", `${node.id} does not run, or cannot be reached.`);
-    else if (node.silent) add("warn", `${node.id} does not answer in time.`);
-    else if (node.refused) add("warn", `The certificate of ${node.id} is not trusted here: ${node.refused}.`);
+    if (node.state === "down") add("bad", `${node.id} is down: its data is being copied from other nodes. Start it again, or replace it.`);
+    else if (node.state === "away" || node.absent) add("bad", `${node.id} is not running or cannot be reached: start it, or check its network.`);
+    else if (node.silent) add("warn", `${node.id} does not answer in time: check its load and its disks.`);
+    else if (node.refused) add("warn", `This node does not trust the certificate of ${node.id}: ${node.refused}.`);
     else continue;
     told.add(node.id);
   }
-  for (const id of activity.silent) if (!told.has(id)) add("warn", `${id} does not tell what it does.`);
-  if (cluster && cluster.control !== "reached") add("bad", `The control store cannot be used: ${cluster.control}`);
-  if (cluster && !cluster.clocks_agree) add("warn", "The clocks of the nodes differ by more than they should.");
+  for (const id of activity.silent) if (!told.has(id)) add("warn", `${id} does not report its activity: check that it is running.`);
+  if (cluster && cluster.control !== "reached") add("bad", `Buckets, users, keys and jobs cannot be changed, because the control store cannot be used: ${cluster.control}`);
+  if (cluster && !cluster.clocks_agree) add("warn", "The clocks of the nodes differ too much: check that all machines synchronize their time (NTP).");
   if (cluster && cluster.under_replicated > 0) {
-    add("warn", `${count(cluster.under_replicated)} objects have fewer copies than they should.`);
+    add("warn", `${count(cluster.under_replicated)} objects have too few copies: mesh cluster status says what the nodes do about it.`);
   }
   for (const [id, { gauges }] of Object.entries(activity.nodes)) {
     const used = 1 - (gauges.disk_free_bytes ?? 0) / (gauges.disk_bytes || 1);
-    if (gauges.disk_bytes && used > 0.95) add("bad", `The disks of ${id} are ${percent(used)} full.`);
+    if (gauges.disk_bytes && used > 0.95) add("bad", `The disks of ${id} are ${percent(used)} full: delete data, or add disks or nodes.`);
     else if (gauges.disk_bytes && used > 0.85) add("warn", `The disks of ${id} are ${percent(used)} full.`);
-    if (gauges.disks_lost) add("bad", `${count(gauges.disks_lost)} disks of ${id} are out of service.`);
-    if (gauges.quarantined) add("bad", `${count(gauges.quarantined)} versions on ${id} have damaged bytes.`);
+    if (gauges.disks_lost) add("bad", `${count(gauges.disks_lost)} disks of ${id} are out of service: look at its kernel log, and replace them.`);
+    if (gauges.quarantined) add("bad", `${count(gauges.quarantined)} versions on ${id} have damaged bytes: they are restored if another node has them; otherwise upload them again.`);
   }
   return alerts;
 }
@@ -219,15 +219,15 @@ function Movement({ rebalance }: { rebalance: Rebalance }): JSX.Element {
   const { bytes_total: total, bytes_moved: moved, eta_seconds: eta, takers, blocked_by: blocked } = rebalance;
   return (
     <section aria-label="Movement" class="notice">
-      <h2>Data moves between the nodes</h2>
+      <h2>Data is moving between the nodes</h2>
       <Meter goal label="Moved" used={moved} total={total} text={`${bytes(moved)} of ${bytes(total)}, as far as known`} />
       <p>
         {blocked
           ? `It waits: ${blocked}.`
           : eta
-            ? `It will be done in about ${duration(eta)}.`
-            : "How long it takes is not known yet."}{" "}
-        {takers.length > 0 && `Still receiving: ${takers.join(", ")}.`} Reads and writes go on meanwhile.
+            ? `About ${duration(eta)} left.`
+            : "The remaining time is not known yet."}{" "}
+        {takers.length > 0 && `Still receiving: ${takers.join(", ")}.`} Reads and writes continue.
       </p>
     </section>
   );

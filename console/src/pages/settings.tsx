@@ -62,7 +62,7 @@ export function SettingsDialog({ bucket, root, onClose }: {
               ? "Replaced and deleted objects are kept as versions."
               : value.versioning === "Suspended"
                 ? "New versions are no longer kept; older ones are still there."
-                : "Replaced and deleted objects are gone."}
+                : "Replaced and deleted objects cannot be restored."}
           </p>
           <h3>Tags</h3>
           <p>

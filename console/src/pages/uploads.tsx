@@ -63,7 +63,7 @@ export function useUploads(bucket: string, onDone: () => void): Uploads {
         () => report({ state: "done", sent: item.file.size }),
         (error: unknown) => {
           const stopped = error instanceof DOMException && error.name === "AbortError";
-          report({ state: "failed", message: stopped ? "Stopped; it goes on where it was." : sentenceOf(error) });
+          report({ state: "failed", message: stopped ? "Stopped; Continue resumes it where it was." : sentenceOf(error) });
         },
       )
       .finally(() => {
@@ -167,7 +167,7 @@ function UploadRow({ item, uploads }: { item: Running; uploads: Uploads }): JSX.
       )}
       {state === "failed" && (
         <button type="button" class="plain" onClick={() => uploads.retry(item)}>
-          Go on
+          Continue
         </button>
       )}
       {message && <span class={state === "failed" ? "problem" : "quiet"}>{message}</span>}

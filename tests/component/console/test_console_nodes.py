@@ -32,7 +32,7 @@ def test_a_node_is_killed_while_somebody_looks(nodes: DaemonCluster, browser: Br
     browser.show("/overview", "article[aria-label='Node n3'] .tag.good")
     browser.await_order()
     nodes.kill("n3")
-    page.wait_for_selector("text=/n3 does not (run|answer|tell)/")
+    page.wait_for_selector("text=/n3 (is not running|does not (answer|report))/")
     browser.screenshot("killed")
     assert browser.violations() == []
     browser.show("/audit", ".problem:has-text('The requests of n3 are not shown')")

@@ -186,7 +186,7 @@ def test_a_key_without_rights_is_told_so_in_sentences(daemon: Daemon, chromium: 
         browser.page.click("button[type=submit]")
         browser.page.wait_for_selector("text=The access key does not exist, or the secret key is wrong.")
         browser.sign_in(key["access_key"], key["secret_key"])
-        browser.page.wait_for_selector("text=are shown to root alone")
+        browser.page.wait_for_selector("text=Only root sees zones")
         for address in ("/buckets/photos", "/users"):
             browser.show(address, ".problem")
             assert (
