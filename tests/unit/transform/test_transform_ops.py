@@ -259,7 +259,7 @@ def test_a_number_alone_is_an_npy_without_an_axis() -> None:
     assert complete_spec(spec, lambda _: data).ops[0].args == {"dtype": "float32", "shape": []}
     got = rendered(data, ("npy", {"dtype": "float32", "shape": []}))
     assert (got.shape, got.tolist()) == ((), 2.5)
-    with pytest.raises(BadSampleError, match=r"shape \(1,\)"):
+    with pytest.raises(BadSampleError, match=r"shape \[1\], the plan says \[\]"):
         rendered(npy(np.ones(1, np.float32)), ("npy", {"dtype": "float32", "shape": []}))
 
 
