@@ -21,7 +21,7 @@ from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.unit.transform.test_decoded_cache import BYTES, MIB, SAMPLES, TEXT, kept, picture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -81,36 +81,31 @@ def test_they_make_room_for_the_samples_that_are_left(
         node.close()
 
 
-def test_without_need_they_stay_and_nobody_looks_for_them(
-    tmp_path: Path, pictures: list[tuple[bytes]]
-) -> None:
+@pytest.fixture
+def roomy(tmp_path: Path, pictures: list[tuple[bytes]]) -> Iterator[DecodedCacheNode]:
+    """A node with room for all that it was asked for, of which half has moved."""
     node = DecodedCacheNode(tmp_path, pictures, 1 << 30)
     try:
         node.ask_for(BEFORE)
         epochs(node, 0, BEFORE)
         assert kept(node) == set(BEFORE)
         node.ask_for(AFTER)
-        epochs(node, 3, AFTER)
-        assert kept(node) == set(BEFORE)
-        assert node.looked_at == 0
+        yield node
     finally:
         node.close()
 
 
-def test_a_caller_that_allows_far_less_than_others_drops_none(
-    tmp_path: Path, pictures: list[tuple[bytes]]
-) -> None:
-    node = DecodedCacheNode(tmp_path, pictures, 1 << 30)
-    try:
-        node.ask_for(BEFORE)
-        epochs(node, 0, BEFORE)
-        node.ask_for(AFTER)
-        for epoch in range(3, 6):
-            node.epoch(TEXT, epoch, AFTER, limit=BYTES)
-            node.find_moved()
-        assert kept(node) == set(BEFORE)
-    finally:
-        node.close()
+def test_without_need_they_stay_and_nobody_looks_for_them(roomy: DecodedCacheNode) -> None:
+    epochs(roomy, 3, AFTER)
+    assert kept(roomy) == set(BEFORE)
+    assert roomy.looked_at == 0
+
+
+def test_a_caller_that_allows_far_less_than_others_drops_none(roomy: DecodedCacheNode) -> None:
+    for epoch in range(3, 6):
+        roomy.epoch(TEXT, epoch, AFTER, limit=BYTES)
+        roomy.find_moved()
+    assert kept(roomy) == set(BEFORE)
 
 
 def test_they_are_looked_for_once_a_map(tmp_path: Path, pictures: list[tuple[bytes]]) -> None:
