@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from typing import TYPE_CHECKING, Final
 
-try:  # now: without descriptors, nothing can be imported
-    import resource
-except ImportError:  # not on this platform
-    resource = None  # type: ignore[assignment]
+if sys.platform != "win32":
+    import resource  # now: without descriptors, nothing can be imported
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -60,4 +59,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _limit() -> str:
-    return "reached" if resource is None else str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if sys.platform == "win32":
+        return "reached"
+    return str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])

@@ -42,5 +42,5 @@ async def require_keys(
         except UnreachableError:
             continue
         except DaemonError as error:
-            if error.code == NO_KEYS:
+            if error.code == NO_KEYS:  # the pass itself reports anything else
                 raise
