@@ -150,10 +150,10 @@ class Pages:
 
     def objects_at(self, samples: Any) -> Int32:
         """Return the number of the object of each sample, which is that of its page."""
-        last, wanted = self._last, np.asarray(samples, np.int64)
+        wanted = np.asarray(samples, np.int64)
         if self._joined:
             return self._joined_numbers(wanted).astype(np.int32)
-        numbers = last.numbers if np.array_equal(last.samples, wanted) else self.numbers_of(wanted)
+        numbers = self.numbers_of(wanted) if wanted.ndim == 0 else self._grouped(wanted).numbers
         return numbers.astype(np.int32)
 
     def gather(self, samples: Any, column: Callable[[Page], Narrow]) -> Integers:
@@ -170,10 +170,7 @@ class Pages:
             number = int(self.numbers_of(wanted))
             found: Any = np.int64(column(self._open(number))[int(wanted - self.starts[number])])
             return found  # type: ignore[no-any-return]  # a scalar, as an array gives for an index
-        groups = self._grouped(wanted)
-        result = np.empty(wanted.size, np.int64)
-        result[groups.order] = groups.values(column)
-        return result.reshape(wanted.shape)
+        return self._grouped(wanted).values(column).reshape(wanted.shape)
 
     def join(self, column: Callable[[Page], Narrow]) -> Integers:
         """Return a column's values for all samples: int64[N]."""
@@ -197,31 +194,42 @@ class Pages:
 
 
 class _Groups:
-    """Samples grouped by page. `numbers`: the page of each; `order`: their places, page after page."""
+    """Samples grouped by page. `numbers`: the page of each, int64, in the shape of `samples`."""
 
-    __slots__ = ("_groups", "_local", "numbers", "order", "samples")
+    __slots__ = ("_groups", "_pages", "numbers", "samples")
 
     def __init__(self, pages: Pages, samples: Integers) -> None:
+        self._pages = pages
         self.samples = samples.copy()
         self.numbers = pages.numbers_of(samples)
-        numbers = self.numbers.ravel()
-        self.order = np.argsort(numbers, kind="stable")
-        numbers = numbers[self.order]
-        self._local = samples.ravel()[self.order] - pages.starts[numbers]
+        self._groups: tuple[Integers, Integers, list[tuple[Page, int, int]]] | None = None
+
+    def _open_groups(self) -> tuple[Integers, Integers, list[tuple[Page, int, int]]]:
+        """Return the places of the samples, page after page; their numbers within their pages, in that order;
+        and each page, opened, with its part of both."""
+        pages, numbers = self._pages, self.numbers.ravel()
+        narrow = numbers.astype(np.uint16) if len(pages) <= 1 << 16 else numbers
+        order = np.argsort(narrow, kind="stable")  # of narrow integers a radix sort
+        numbers = numbers[order]
+        local = self.samples.ravel()[order] - pages.starts[numbers]
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), numbers.size] if numbers.size else []
         opened = [pages.open(number) for number in numbers[np.array(ends, np.int64) - 1].tolist()]
-        self._groups = list(zip(opened, [0, *ends], ends, strict=False))
+        return order, local, list(zip(opened, [0, *ends], ends, strict=False))
 
     def values(self, column: Callable[[Page], Narrow]) -> Integers:
-        """Return a column's values, page after page: int64[n]."""
-        if 4 * len(self._groups) > self._local.size:  # single values are faster than arrays of one
-            local = self._local.tolist()
-            found = [column(page)[at] for page, first, end in self._groups for at in local[first:end]]
-            return np.array(found, np.int64)
-        values = np.empty(self._local.size, np.int64)
-        for page, first, end in self._groups:
-            values[first:end] = column(page)[self._local[first:end]]
-        return values
+        """Return a column's values in the order of the samples: int64[n]."""
+        if self._groups is None:  # who asks for their objects alone opens no page
+            self._groups = self._open_groups()
+        order, local, groups = self._groups
+        result = np.empty(local.size, np.int64)
+        if 4 * len(groups) > local.size:  # single values are faster than arrays of one
+            places = local.tolist()
+            found = [column(page)[at] for page, first, end in groups for at in places[first:end]]
+            result[order] = np.array(found, np.int64)
+            return result
+        for page, first, end in groups:
+            result[order[first:end]] = column(page)[local[first:end]]
+        return result
 
 
 @cache  # one function a part: what is joined is found by it

@@ -7,7 +7,8 @@ foreign document is validated completely: an index, range or name out of bounds 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -162,6 +163,8 @@ class Snapshot:
     specs: Mapping[str, FieldSpec]
     names: StringColumn | None
     hash: str
+    # The document of which `hash` was computed, until it is asked for: a great one is not encoded twice.
+    _document: list[bytes] = field(default_factory=list, init=False, repr=False)
 
     @property
     def shards(self) -> int:
@@ -224,6 +227,8 @@ class Snapshot:
 
     def to_bytes(self) -> bytes:
         """Encode the document. `hash` is its SHA-256."""
+        with suppress(IndexError):
+            return self._document.pop()
         return _document(
             self.source, self.kind, self.objects, self.shard_starts, self.fields, self.specs, self.names
         )
@@ -243,7 +248,9 @@ class Snapshot:
         document = _document(source, kind, objects, shard_starts, fields, specs, names)
         digest = hashlib.sha256(document).hexdigest()
         samples = int(shard_starts[-1])
-        return cls(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
+        made = cls(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
+        made._document.append(document)
+        return made
 
     @classmethod
     def from_bytes(cls, document: Buffer) -> Snapshot:

@@ -108,6 +108,19 @@ def test_columns_of_pages_are_those_of_all_samples(
     assert concat_snapshots([again, whole]).hash == concat_snapshots([whole, whole]).hash
 
 
+def test_the_objects_of_samples_are_known_without_their_pages() -> None:
+    pages = MemoryPages()
+    snapshot = paged(*(b"line\n" * 9000 for _ in range(200)), pages=pages)  # too many samples to be joined
+    assert not snapshot.pages.is_small
+    pages.opened.clear()
+    samples = np.array([1_799_999, 0, 9000, 17_999, 0])
+    column: Any = snapshot.fields["text"]
+    assert column.objects_at(samples).tolist() == [199, 0, 1, 1, 0]
+    assert not pages.opened
+    assert column.offsets_at(samples).tolist() == [44_995, 0, 0, 44_995, 0]
+    assert pages.opened  # one: they are equal
+
+
 def test_a_foreign_document_is_refused() -> None:
     snapshot, pages = paged(b"a\nb", b"c"), MemoryPages()
     document = snapshot.to_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -177,6 +178,14 @@ def test_the_document_goes_round(kind: str) -> None:
     assert [*back.objects.etags] == [*snapshot.objects.etags]
     with pytest.raises(IndexError):
         back.sample_name(3)
+
+
+def test_a_document_is_not_encoded_again_to_be_stored() -> None:
+    snapshot = some("objects")
+    with mock.patch("meshwire.dataset.snapshot._document", side_effect=AssertionError("encoded again")):
+        document = snapshot.to_bytes()
+    assert hashlib.sha256(document).hexdigest() == snapshot.hash
+    assert snapshot.to_bytes() == document  # it is not kept in memory, so this time it is encoded
 
 
 def test_any_change_of_content_changes_the_hash() -> None:
