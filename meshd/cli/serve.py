@@ -187,6 +187,11 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 @click.option("--max-connections", metavar="N", help="Maximum client connections of the node.  [16384]")
 @click.option("--drain-timeout", metavar="SECONDS", help="Time for requests to finish after SIGTERM.  [30]")
 @click.option(
+    "--shutdown-delay",
+    metavar="SECONDS",
+    help="Time to go on accepting connections after SIGTERM, not ready.  [0; on Kubernetes 5]",
+)
+@click.option(
     "--legacy-metric-names",
     metavar="on|off",
     help="Also export renamed metrics under their earlier names.  [on]",

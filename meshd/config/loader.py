@@ -18,6 +18,7 @@ from meshd.config.settings import (
     ConsoleOidc,
     ControlAddress,
     HttpSettings,
+    KubernetesAddress,
     NodeSettings,
     StoreSettings,
     TracingSettings,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.config.options import Option
 
 _MIN_TOMBSTONE_TTL = 3600.0
+_KUBERNETES_DELAY = 5.0
 
 
 def load_settings(
@@ -158,6 +160,7 @@ def _assemble(values: Mapping[str, object], warnings: tuple[str, ...]) -> NodeSe
         head_timeout=value["head-timeout"],
         max_connections=_connections(value),
         drain_timeout=value["drain-timeout"],
+        shutdown_delay=_shutdown_delay(value),
         sigv2=value["sigv2"],
         console=value["console"],
         console_grafana=value["console-grafana"],
@@ -211,6 +214,15 @@ def _tracing(value: Mapping[str, Any]) -> TracingSettings | None:
     if value["trace-endpoint"] is None:
         return None
     return TracingSettings(value["trace-endpoint"], value["trace-ratio"], value["trace-keys"])
+
+
+def _shutdown_delay(value: Mapping[str, Any]) -> float:
+    """Return how long a node accepts connections after SIGTERM: on Kubernetes, kube-proxy learns of it from
+    the API server, on each machine by itself."""
+    given: float | None = value["shutdown-delay"]
+    if given is not None:
+        return given
+    return _KUBERNETES_DELAY if isinstance(value["control"], KubernetesAddress) else 0.0
 
 
 def _connections(value: Mapping[str, Any]) -> int:

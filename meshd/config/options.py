@@ -71,6 +71,15 @@ def parse_seconds(text: object) -> float:
     raise ValueError("expected a number of seconds above 0")
 
 
+def parse_delay(text: object) -> float:
+    """Parse seconds of which there may be none."""
+    with contextlib.suppress(ValueError):
+        value = float(str(text))
+        if 0 <= value < 600:
+            return value
+    raise ValueError("expected a number of seconds from 0 to below 600")
+
+
 def parse_days(text: object) -> int:
     value = _whole(text)
     if not 0 <= value <= 36_500:
@@ -316,6 +325,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("head-timeout", parse_seconds, lambda: 20.0),
         Option("max-connections", parse_positive, lambda: 16_384),
         Option("drain-timeout", parse_seconds, lambda: 30.0),
+        Option("shutdown-delay", parse_delay, lambda: None),
         Option("sigv2", parse_sigv2, lambda: "presigned"),
         Option("console", parse_switch, lambda: False),
         Option("console-grafana", parse_page_url, lambda: ""),

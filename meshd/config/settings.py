@@ -114,7 +114,10 @@ class HttpSettings:
     """Maximum connections of one worker. Beyond, the longest idle ones are closed; a new one is refused (503)
     if none is idle."""
     drain_timeout: float = 30.0
-    """Time for running requests after SIGTERM."""
+    """Time for running requests after SIGTERM, and after `shutdown_delay`."""
+    shutdown_delay: float = 0.0
+    """Time after SIGTERM during which connections are still accepted, but the node is not ready: until then,
+    those who send clients to it (kube-proxy, load balancers) may not know that it ends."""
     sigv2: str = "presigned"
     """Which requests may be signed with version 2: `presigned` (URLs, boto3's default, and forms), `all`
     (also the Authorization header, which leaves most of a request unsigned), or `off`."""

@@ -196,6 +196,7 @@ def _supervise(
         hooks=Hooks(ready=lambda: say(ready), draining=sockets.close_http, hangup=people.reload),
         held=sockets.fds,
         hang_timeout=settings.hang_timeout,
+        shutdown_delay=settings.http.shutdown_delay,
     )
     gc.collect()
     gc.freeze()  # keeps a child's garbage collector from writing to, and so copying, shared pages

@@ -130,7 +130,8 @@ class Stage:
 
 class Supervisor:
     """Runs children until SIGTERM or SIGINT. `held`: descriptors that only the children that name them
-    inherit. `hang_timeout`: seconds of silence after which a child that sends heartbeats is killed."""
+    inherit. `hang_timeout`: seconds of silence after which a child that sends heartbeats is killed.
+    `shutdown_delay`: seconds after SIGTERM during which the node serves as before, but is not ready."""
 
     def __init__(
         self,
@@ -143,11 +144,13 @@ class Supervisor:
         hooks: Hooks,
         held: Callable[[], Iterable[int]],
         hang_timeout: float = 60.0,
+        shutdown_delay: float = 0.0,
     ) -> None:
         self._children = [Child(spec) for spec in specs]
         self._stages = list(stages)
         self._board, self._clock, self._hooks, self._held = board, clock, hooks, held
         self._hang_timeout, self._level = hang_timeout, level
+        self._shutdown_delay, self._drain_at = shutdown_delay, math.inf
         self._selector = selectors.DefaultSelector()
         self._deadline = 0.0
         self._wake_by = math.inf
@@ -177,6 +180,8 @@ class Supervisor:
         """Check everything once and wait for the next event. Returns True when all children have been
         stopped."""
         self._reap()
+        if self._clock.monotonic() >= self._drain_at:
+            self._drain()
         self._advance()
         if self._draining and not self._stages:
             return True
@@ -205,6 +210,7 @@ class Supervisor:
             return max(self._deadline - now, 0.0)
         due = [child.due for child in self._children if not child.pid and child.due < math.inf]
         due += [over] if (over := self._level.next_check()) is not None else []
+        due += [self._drain_at] if self._drain_at < math.inf else []
         due += [child.last_heard + self._hang_timeout for child in self._running() if child.last_heard]
         return max(min(due) - now, 0.0) if due else None
 
@@ -353,11 +359,20 @@ class Supervisor:
         elif number == signal.SIGUSR2:
             self._level.toggle_debug()
         elif number in (signal.SIGTERM, signal.SIGINT) and not self._draining:
-            _log.info("stopping", extra={"signal": signal.Signals(number).name})
-            self._drain()
+            self._stop(number)
         elif number in (signal.SIGTERM, signal.SIGINT):
             _log.warning("second stop signal: killing the remaining processes")
             self._deadline = 0.0
+
+    def _stop(self, number: int) -> None:
+        """Stop after the delay, during which those who send clients here learn of it; a node that had none
+        yet, or is asked again or at a terminal, stops at once."""
+        delay = self._shutdown_delay if number == signal.SIGTERM else 0.0
+        if self._board.node_phase is not Phase.READY or self._drain_at < math.inf:
+            delay = 0.0
+        _log.info("stopping", extra={"signal": signal.Signals(number).name, "delay": delay})
+        self._drain_at = self._clock.monotonic() + delay
+        self._board.node_phase = Phase.DRAINING
 
     def _propagate_log_level(self) -> None:
         """Tell all children to read the log level, if it has changed."""

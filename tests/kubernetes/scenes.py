@@ -39,7 +39,13 @@ POOL: dict[str, Any] = {
     "tiers": [{"name": "disk", "class": "nvme", "hostPath": "/mnt/shardmesh"}],
     "nodeSelector": {"disks": "nvme"},
     "weight": 1,
-    "extraArgs": ["--workers=1", "--transform-workers=1", "--lease=4", "--drain-timeout=1"],
+    "extraArgs": [
+        "--workers=1",
+        "--transform-workers=1",
+        "--lease=4",
+        "--drain-timeout=1",
+        "--shutdown-delay=0",
+    ],
 }
 SPEC = {"image": "registry.example.com/shardmesh/meshd:0.1.0", "nodePools": [POOL]}
 

@@ -160,12 +160,16 @@ class Daemon:
 
     def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM, wait, return the exit code; 0 when it is not running. Kills it when it takes too long."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return 0
-        process.terminate()
+        self._process.terminate()
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """Wait until it has ended, and return the exit code. Kills it when it takes too long."""
+        assert self._process is not None
         try:
-            code = process.wait(timeout)
+            code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise DaemonFailedError(f"meshd did not end within {timeout} s\n{self.output()}") from None

@@ -277,6 +277,33 @@ def _closed_to_newcomers(host: str | None, port: int | None) -> bool:
     return False
 
 
+def test_a_node_that_ends_is_not_ready_before_it_refuses_connections() -> None:
+    with Daemon.start(workers=2, args=("--shutdown-delay", "3")) as daemon:
+        with contextlib.closing(daemon.client()) as client:
+            client.create_bucket(Bucket="kept")
+            client.put_object(Bucket="kept", Key="a", Body=b"x")
+        assert get(daemon, "/-/ready")[0] == 200
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: get(daemon, "/-/ready")[0] == 503)
+        assert "the node is draining" in get(daemon, "/-/ready")[1]
+        assert get(daemon, "/-/healthy")[0] == 200
+        with contextlib.closing(daemon.client()) as client:  # over a connection of its own
+            client.put_object(Bucket="kept", Key="b", Body=b"y")
+            assert client.get_object(Bucket="kept", Key="a")["Body"].read() == b"x"
+        where = urllib.parse.urlsplit(daemon.endpoint)
+        wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
+        assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_delay(second: signal.Signals) -> None:
+    with Daemon.start(args=("--shutdown-delay", "599")) as daemon:
+        os.kill(daemon.pid, signal.SIGTERM)
+        wait_until(lambda: get(daemon, "/-/ready")[0] == 503)
+        os.kill(daemon.pid, second)
+        assert daemon.wait() == 0
+
+
 @pytest.mark.usefixtures("executed")
 def test_a_second_sigterm_ends_without_waiting() -> None:
     with Daemon.start(args=("--drain-timeout", "600")) as daemon:

@@ -121,6 +121,19 @@ def test_other_numbers_of_slots_are_refused(text: str) -> None:
         load_settings({"data_dir": "/d", "slots": text}, env={})
 
 
+def test_a_node_on_kubernetes_accepts_connections_a_while_after_sigterm() -> None:
+    def delay(**flags: str) -> float:
+        return load_settings(
+            {"data-dir": "/d", "advertise": "http://a:1", **flags}, env={}
+        ).http.shutdown_delay
+
+    assert delay() == delay(control="etcd://a:1") == 0
+    assert delay(control="kubernetes://ns/mesh") == 5
+    assert delay(control="kubernetes://ns/mesh", **{"shutdown-delay": "0"}) == 0
+    with pytest.raises(ConfigError, match=r"shutdown-delay.*from 0 to below 600"):
+        delay(**{"shutdown-delay": "-1"})
+
+
 def test_connections_are_shared_by_the_workers() -> None:
     told = {"data_dir": "/d", "workers": "3"}
     assert load_settings({**told, "max_connections": "11"}, env={}).http.max_connections == 3
