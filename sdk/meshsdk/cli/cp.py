@@ -1,7 +1,8 @@
 """`mesh cp`: copies files and folders up, down and across.
 
 Law: `plan_copies` decides every copy before `run_copies` moves a byte, several in parallel.
-Invariant: one failed file does not stop the others, unless they would fail alike; the exit code reports it.
+Invariant: one failed file does not stop the others, unless they would fail alike; the exit code reports it,
+and files and folders that cannot be read.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import mimetypes
 import os
+import stat
 import sys
 import threading
 import time
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session
     from meshsdk.cli.path_arguments import Location
     from meshsdk.client.s3_client import Client
+    from meshwire.s3.result_types import ObjectEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +87,43 @@ def cp(
     if not isinstance(target, Remote) and not all(isinstance(source, Remote) for source in sources):
         raise ConfigurationError("neither side is in the store; use cp(1), or give an s3:// address")
     with session.make_client() as client:
-        copies = [copy for source in sources for copy in plan_copies(client, source, target, recursive)]
+        unreadable = list[OSError]()
+        copies = [
+            copy
+            for source in sources
+            for copy in plan_copies(client, source, target, recursive, unreadable.append)
+        ]
         if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
             raise ConfigurationError(
                 f"several sources would have the same name in {target}; copy them one by one"
             )
-        return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
+        code = report_left_out(session, unreadable)
+        return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors) or code
 
 
-def plan_copies(client: Client, source: Location, target: Location, recursive: bool) -> Iterator[Copy]:
-    """Yield the individual copies for `source` and `target`. Raises MeshError if the copy is not possible."""
+def plan_copies(
+    client: Client,
+    source: Location,
+    target: Location,
+    recursive: bool,
+    unreadable: Callable[[OSError], None],
+) -> Iterator[Copy]:
+    """Yield the individual copies for `source` and `target`, and pass to `unreadable` what stops only a part
+    of a folder. Raises MeshError if the copy is not possible."""
     match source:
         case Standard():
             yield Copy(source, _named(target, "stdin"), None)
         case Local(path) if path.is_dir():
             if not recursive:
                 raise ConfigurationError(f"{path} is a folder; add -r to copy everything below it")
-            for file in walk(path):
-                yield _local_copy(file, _below(target, relative_name(file, path)))
+            for file, status in walk(path, unreadable):
+                yield _local_copy(file, status, _below(target, relative_name(file, path)))
         case Local(path):
             if not path.exists():
                 raise NotFoundError(f"no file {path}", status=404)
-            yield _local_copy(path, _named(target, path.name))
-        case Remote(bucket, key) if recursive:
-            for entry in client.list(bucket, key):
-                name = entry.key[len(key) :].lstrip("/") or entry.key.rpartition("/")[2]
-                if name:
-                    place = Remote(bucket, entry.key)
-                    yield Copy(place, _below(target, name), entry.size, entry.modified_ms)
+            yield _local_copy(path, path.stat(), _named(target, path.name))
+        case Remote() if recursive:
+            yield from _copies_below(client, source, target)
         case Remote(bucket, key):
             if source.is_folder:
                 raise ConfigurationError(f"{source} is a folder; add -r to copy everything in it")
@@ -121,16 +133,53 @@ def plan_copies(client: Client, source: Location, target: Location, recursive: b
             assert_never(source)
 
 
-def walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder in order of name; links to folders are not followed."""
-    for base, folders, names in os.walk(folder):
+def _copies_below(client: Client, source: Remote, target: Location) -> Iterator[Copy]:
+    """Yield the copies of the objects of a folder, or of the one object of that name."""
+    found = False
+    for entry in client.list(source.bucket, source.key):
+        if not source.holds(entry.key):
+            continue
+        found = True
+        name = entry.key[len(source.folder) :].lstrip("/") or entry.key.rpartition("/")[2]
+        if name and not (isinstance(target, Local) and is_folder_marker(entry)):
+            place = Remote(source.bucket, entry.key)
+            yield Copy(place, _below(target, name), entry.size, entry.modified_ms)
+    if not found:
+        raise NotFoundError(f"{source} is empty; check the address", status=404)
+
+
+def is_folder_marker(entry: ObjectEntry) -> bool:
+    """Return whether an object stands for a folder, as some tools make them: it cannot be a file."""
+    return entry.key.endswith("/") and not entry.size
+
+
+def walk(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files below a folder in order of name; links to folders are not followed. `unreadable` is
+    called with the errors of folders and files that are left out."""
+    for base, folders, names in os.walk(folder, onerror=unreadable):
         folders.sort()
         for name in sorted(names):
-            yield Path(base, name)
+            file = Path(base, name)
+            try:
+                status = file.stat()
+            except OSError as error:
+                unreadable(error)
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield file, status
+            else:  # reading a pipe would wait for ever
+                unreadable(OSError(errno.EINVAL, "not a regular file", str(file)))
 
 
-def _local_copy(file: Path, target: Location) -> Copy:
-    status = file.stat()
+def report_left_out(session: Session, unreadable: Sequence[OSError]) -> int:
+    """Report what is not copied because it cannot be read, and return the exit code."""
+    for error in unreadable:
+        told = f"{error.filename} is left out: {error.strerror}"
+        report_error(MeshError(told), as_json=session.as_json)
+    return EXIT_FAILED if unreadable else 0
+
+
+def _local_copy(file: Path, status: os.stat_result, target: Location) -> Copy:
     return Copy(Local(file), target, status.st_size, status.st_mtime_ns // 1_000_000)
 
 

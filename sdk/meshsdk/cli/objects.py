@@ -179,10 +179,13 @@ _AT_ONCE = 1000  # keys per request
 
 @click.command()
 @click.argument("urls", type=RemoteType(), nargs=-1, required=True)
-@click.option("-r", "--recursive", is_flag=True, help="Delete every key that begins with URL.")
+@click.option("-r", "--recursive", is_flag=True, help="Delete folders with everything below them.")
+@click.option(
+    "--prefix", is_flag=True, help="Delete every key that begins with URL, also train-2/ for train."
+)
 @click.option("--dryrun", is_flag=True, help="Only show what would be deleted.")
 @shared_options
-def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) -> int:
+def rm(session: Session, urls: Sequence[Remote], recursive: bool, prefix: bool, dryrun: bool) -> int:
     """Delete objects. This cannot be undone.
 
     \b
@@ -192,7 +195,7 @@ def rm(session: Session, urls: Sequence[Remote], recursive: bool, dryrun: bool) 
     failed = 0
     with session.make_client() as client:
         for url in urls:
-            failed += _remove(session, client, url, recursive, dryrun)
+            failed += _remove(session, client, url, recursive, prefix, dryrun)
     return EXIT_FAILED if failed else 0
 
 
@@ -207,15 +210,22 @@ def _deleted(session: Session, client: Client, url: Remote, keys: Sequence[str])
     return failures
 
 
-def _remove(session: Session, client: Client, url: Remote, recursive: bool, dryrun: bool) -> int:
+def _remove(
+    session: Session, client: Client, url: Remote, recursive: bool, prefix: bool, dryrun: bool
+) -> int:
     """Delete one URL, and return the number of keys that could not be deleted."""
-    if not recursive:
+    keys = [url.key]
+    if recursive or prefix:
+        found = [entry.key for entry in client.list(url.bucket, url.key)]
+        keys = [key for key in found if prefix or url.holds(key)]
+        if others := len(found) - len(keys):
+            session.tell(f"{others} other keys begin with {url}; --prefix deletes them, too")
+    else:
         if url.is_folder:
             raise ConfigurationError(f"{url} is a folder; add -r to delete everything in it")
         client.head(
             url.bucket, url.key
         )  # S3 silently accepts deletes of missing keys, but a person may have mistyped
-    keys = [entry.key for entry in client.list(url.bucket, url.key)] if recursive else [url.key]
     failures = {} if dryrun else _deleted(session, client, url, keys)
     for key in keys:
         name = str(Remote(url.bucket, key))

@@ -28,10 +28,18 @@ class Remote:
     def is_folder(self) -> bool:
         return not self.key or self.key.endswith("/")
 
+    @property
+    def folder(self) -> str:
+        """What the keys below it begin with."""
+        return self.key if self.is_folder else f"{self.key}/"
+
     def below(self, relative: str) -> Remote:
         """Return the object with a name relative to this folder."""
-        folder = self.key if self.is_folder else f"{self.key}/"
-        return Remote(self.bucket, folder + relative)
+        return Remote(self.bucket, self.folder + relative)
+
+    def holds(self, key: str) -> bool:
+        """Whether a key is this object, or below this folder; `train-2/a` is not below `train`."""
+        return key == self.key or key.startswith(self.folder)
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.bucket}/{self.key}"

@@ -2,7 +2,8 @@
 
 Law: `compare_listings` is a pure function of two listings. A file differs if it is missing, has another
 size, or is newer at the source without equal content (by ETag, where that is an MD5).
-Invariant: nothing is deleted without --delete, and nothing at all when the source is empty.
+Invariant: nothing is deleted without --delete, and nothing at all when the source is empty, when a part of
+it cannot be read, or when a file could not be copied.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import fnmatch
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from meshsdk.cli.command_base import EXIT_FAILED, shared_options
-from meshsdk.cli.cp import Copy, run_copies, walk
+from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
+from meshsdk.cli.cp import Copy, is_folder_marker, report_left_out, run_copies, walk
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, relative_name
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +108,12 @@ def sync(
     if isinstance(source, Local) and isinstance(target, Local):
         raise ConfigurationError("both sides are local; use rsync, or give an s3:// address")
     with session.make_client() as client:
-        ours, theirs = _entries(client, source, excluded), _entries(client, target, excluded)
+        local, unreadable = isinstance(source, Local) or isinstance(target, Local), list[OSError]()
+        ours = _entries(client, source, excluded, local, unreadable.append)
+        theirs = _entries(client, target, excluded, local, lambda _: None)
+        code = report_left_out(
+            session, [each for each in unreadable if not _is_excluded(each, source, excluded)]
+        )
         if not ours and (delete or isinstance(source, Remote)):
             raise NotFoundError(f"{source} is empty; check the address", status=404)
         same = _content_check(source, target, theirs)
@@ -117,8 +124,12 @@ def sync(
         ]
         if not copies and not difference.delete and not session.as_json and not only_errors:
             click.echo(f"nothing to do: {len(ours)} files are the same", err=True)
-        code = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
-        return _delete(session, client, target, difference.delete, dryrun) or code
+        failed = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
+        if difference.delete and (code or failed):  # what is missing here may be renamed or out of sight
+            why = "not all files were copied" if failed else f"not all of {source} could be read"
+            report_error(MeshError(f"nothing is deleted, because {why}"), as_json=session.as_json)
+            return EXIT_FAILED
+        return _delete(session, client, target, difference.delete, dryrun) or failed or code
 
 
 def _folder(place: Location) -> Local | Remote:
@@ -131,25 +142,40 @@ def _folder(place: Location) -> Local | Remote:
             raise ConfigurationError("sync works on folders; copy a stream with `mesh cp - s3://BUCKET/KEY`")
 
 
-def _entries(client: Client, place: Local | Remote, excluded: Sequence[str]) -> dict[str, Entry]:
+def _entries(
+    client: Client,
+    place: Local | Remote,
+    excluded: Sequence[str],
+    local: bool,
+    unreadable: Callable[[OSError], None],
+) -> dict[str, Entry]:
+    """Return the files of a folder. `local`: one side is local, without objects that stand for folders."""
     if isinstance(place, Remote):
         listed = (
             (item.key[len(place.key) :], Entry(item.size, item.modified_ms, item.etag))
             for item in client.list(place.bucket, place.key)
+            if not (local and is_folder_marker(item))
         )
     else:
         listed = (
-            (
-                relative_name(file, place.path),
-                Entry(file.stat().st_size, file.stat().st_mtime_ns // 1_000_000),
-            )
-            for file in walk(place.path)
+            (relative_name(file, place.path), Entry(status.st_size, status.st_mtime_ns // 1_000_000))
+            for file, status in walk(place.path, unreadable)
         )
     return {
         name: entry
         for name, entry in listed
         if name and not any(fnmatch.fnmatch(name, pattern) for pattern in excluded)
     }
+
+
+def _is_excluded(error: OSError, source: Local | Remote, excluded: Sequence[str]) -> bool:
+    """Return whether a file of the source, or all in a folder, that cannot be read is to be left out."""
+    if not isinstance(source, Local):
+        return False
+    path = Path(error.filename)
+    name = relative_name(path, source.path)
+    inside = f"{name}/\0" if path.is_dir() else name  # in a folder, a name that no pattern means
+    return any(fnmatch.fnmatch(inside, pattern) for pattern in excluded)
 
 
 def _content_check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -152,10 +153,124 @@ def test_sync_never_deletes_for_an_empty_source(mesh: Any, bucket: str, folder: 
     assert "3 objects" in mesh("stat", f"s3://{bucket}/s/")
 
 
+def test_sync_deletes_nothing_while_a_part_of_the_source_is_out_of_sight(
+    mesh: Any, bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without rights, a file system that is not mounted: its copies in the store may be the last."""
+    target = f"s3://{bucket}/s"
+    mesh("sync", folder, target)
+    (folder / "a.txt").unlink()
+    (folder / "new.txt").write_text("new")
+    with monkeypatch.context() as patched:
+        unreadable(patched, folder / "sub/deep")
+        told = mesh("sync", "--delete", folder, target, code=1)
+        assert "nothing is deleted" in mesh(
+            "sync", "--delete", "--exclude", "sub/deep", folder, target, code=1
+        )
+        excluded = mesh("sync", "--delete", "--exclude", "sub/deep/*", "--dryrun", folder, target)
+        assert excluded.count("would delete") == 1, "what is left out does not have to be readable"
+    assert f"{folder}/sub/deep is left out: Permission denied" in told
+    assert "nothing is deleted, because not all of" in told
+    kept = ["s/a.txt", "s/new.txt", "s/sub/b.txt", "s/sub/deep/c d.txt"]
+    assert [line["key"] for line in lines(mesh("ls", "-r", "--json", target))] == kept
+    assert mesh("sync", "--delete", folder, target).count("deleted") == 1
+
+
+def test_sync_deletes_nothing_after_a_copy_that_failed(mesh: Any, bucket: str, folder: Path) -> None:
+    """A file that was renamed is still in the store under its earlier name, and nowhere else."""
+    target = f"s3://{bucket}/s"
+    mesh("sync", folder, target)
+    (folder / "a.txt").unlink()
+    (folder / "renamed.txt").symlink_to("/proc/self/mem")
+    assert "nothing is deleted, because not all files were copied" in mesh(
+        "sync", "--delete", folder, target, code=1
+    )
+    assert "3 objects" in mesh("stat", f"{target}/")
+
+
+def test_what_cannot_be_read_is_left_out_and_reported(
+    mesh: Any, bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "dangling").symlink_to("nowhere")
+    os.mkfifo(folder / "pipe")
+    with monkeypatch.context() as patched:
+        unreadable(patched, folder / "sub/deep")
+        told = mesh("cp", "-r", folder, f"s3://{bucket}/t", code=1)
+    for name, why in [
+        ("dangling", "No such file or directory"),
+        ("pipe", "not a regular file"),
+        ("sub/deep", "Permission denied"),
+    ]:
+        assert f"{folder}/{name} is left out: {why}" in told
+    assert "2 objects" in mesh("stat", f"s3://{bucket}/t/")
+
+
+def unreadable(patched: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let a folder be one that cannot be read, even by root."""
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if os.fspath(path) == str(folder):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scan(path)
+
+    patched.setattr(os, "scandir", refuse)
+
+
+def test_a_folder_is_copied_without_others_whose_names_begin_alike(
+    mesh: Any, s3: Any, bucket: str, tmp_path: Path
+) -> None:
+    for key in ("train", "train/a", "train/sub/b", "train-2/c", "train2"):
+        s3.put_object(Bucket=bucket, Key=key, Body=key.encode())
+    for source in ("train", "train/"):
+        out = tmp_path / source.replace("/", "-folder")
+        mesh("cp", "-r", f"s3://{bucket}/{source}", out)
+        found = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
+        alone = {} if source.endswith("/") else {"train": "train"}
+        assert found == {"a": "train/a", "sub/b": "train/sub/b"} | alone
+    assert "check the address" in mesh("cp", "-r", f"s3://{bucket}/tra", tmp_path / "none", code=3)
+
+
+def test_a_folder_is_deleted_without_others_whose_names_begin_alike(
+    mesh: Any, s3: Any, bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def keys() -> list[str]:
+        return [line["key"] for line in lines(mesh("ls", "-r", "--json", f"s3://{bucket}/train"))]
+
+    for key in ("train", "train/a", "train-2/c", "train2"):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    assert mesh("rm", "-r", f"s3://{bucket}/train/").count("deleted") == 1
+    assert keys() == ["train", "train-2/c", "train2"]
+    capfd.readouterr()
+    assert run(["rm", "-r", f"s3://{bucket}/train"]) == 0
+    assert f"2 other keys begin with s3://{bucket}/train; --prefix" in capfd.readouterr().err
+    assert keys() == ["train-2/c", "train2"]
+    assert mesh("rm", "--prefix", f"s3://{bucket}/train").count("deleted") == 2
+
+
+def test_objects_that_stand_for_folders_do_not_stop_a_copy(
+    mesh: Any, s3: Any, bucket: str, tmp_path: Path
+) -> None:
+    """As the web consoles of S3 stores make them."""
+    for key in ("t/", "t/sub/", "t/sub/a", "t/empty/"):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"a" if key.endswith("a") else b"")
+    for number, command in enumerate([("cp", "-r"), ("sync",), ("sync", "--delete")]):
+        mesh(*command, f"s3://{bucket}/t", tmp_path / str(number))
+        assert [path.name for path in (tmp_path / str(number)).rglob("*") if path.is_file()] == ["a"]
+    assert mesh("sync", "--delete", tmp_path / "0", f"s3://{bucket}/t") == ""
+    mesh("cp", "-r", f"s3://{bucket}/t", f"s3://{bucket}/u")
+    assert [line["key"] for line in lines(mesh("ls", "-r", "--json", f"s3://{bucket}/u"))] == [
+        "u/empty/",
+        "u/sub/",
+        "u/sub/a",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["ls", "s3://{b}/nope"], 3, "no key begins with"),
+        (["cp", "-r", "s3://{b}/nope", "/tmp/nowhere"], 3, "check the address"),
         (["stat", "s3://{b}/nope"], 3, "mesh ls s3://"),
         (["cat", "s3://{b}/nope"], 3, "no object"),
         (["rm", "s3://{b}/nope"], 3, "no object"),
