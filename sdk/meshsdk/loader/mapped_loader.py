@@ -71,6 +71,8 @@ class MappedLoader(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         """Iterate over the rest of the epoch. Raises what the function raises, with a note that names the
         step, and the errors of the loader, after all results before them were returned."""
+        if self._running is not None:  # an iteration that is not over has taken batches ahead
+            self._go_back()
         self._running = running = object()
         return self._iterate(running)
 
@@ -121,8 +123,12 @@ class MappedLoader(Generic[R]):
             batches.close()  # type: ignore[attr-defined]
             if self._running is running:
                 self._running = None
-                if self.loader.state_dict() != self._state:  # what was taken ahead is taken again
-                    self.loader.load_state_dict(self._state)
+                self._go_back()
+
+    def _go_back(self) -> None:
+        """Let the batches that were taken ahead be taken again."""
+        if self.loader.state_dict() != self._state:
+            self.loader.load_state_dict(self._state)
 
     def _pool(self) -> Executor:
         if not self._processes:

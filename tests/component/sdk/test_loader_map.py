@@ -88,6 +88,24 @@ def test_the_state_counts_what_was_returned(server: ScriptedMesh) -> None:
         assert list(resumed) == rest
 
 
+def test_another_iteration_goes_on_where_the_first_one_is(server: ScriptedMesh) -> None:
+    """As after a look at the first batch: what the first iteration has taken ahead is not left out."""
+    with loader(server) as plain:
+        expected = [samples(batch) for batch in plain]
+    with loader(server).map(samples, workers=3) as mapped:
+        first = iter(mapped)
+        found = [next(first), next(first)]
+        assert found + list(mapped) == expected
+        with pytest.raises(ClosedError):
+            next(first)
+        assert mapped.epoch == 1
+        never = iter(mapped)
+        second = iter(mapped)
+        next(second)
+        del never, second
+        assert len(list(mapped)) == len(expected) - 1
+
+
 def test_a_generator_draws_the_same_at_the_same_address(server: ScriptedMesh) -> None:
     def draw(batch: Batch, rng: np.random.Generator, scale: int = 1000) -> tuple[int, int]:
         return batch.step, int(rng.integers(scale))
