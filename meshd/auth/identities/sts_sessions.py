@@ -220,7 +220,8 @@ class CredentialService:
 
     def issue(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
         """Issue temporary credentials for `identity`. A temporary identity passes on its own limits: its
-        policies and its expiry stay. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
+        policies, its expiry and the time at which it was issued stay, so that whatever revokes it revokes
+        them. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
         """
         session = identity.session
         parent = self._table.find_principal(session.parent if session else identity.access_key)
@@ -234,7 +235,9 @@ class CredentialService:
         if session is not None:
             name = wanted.name or session.name
             expires = min(claims.expires, session.expires)
-            claims = replace(claims, expires=expires, name=name, subject=session.subject)
+            claims = replace(
+                claims, issued=session.issued, expires=expires, name=name, subject=session.subject
+            )
         return self._document(claims)
 
     def issue_for_role(

@@ -286,6 +286,28 @@ def test_those_issued_before_a_time_are_revoked(node: Node) -> None:
     assert node.refusal(old.access_key_id, old.session_token) == "InvalidToken"
 
 
+def test_those_made_with_one_that_is_revoked_by_its_time_are_revoked_too(node: Node) -> None:
+    """Else whoever has a leaked one could make another, which looks newer than the time of the revocation."""
+    node.clock.advance(60)
+    leaked = node.make("A1")
+    node.clock.advance(60)
+    when = iso_time(node.clock.now_ms())
+    node.clock.advance(60)
+    made = node.make(leaked.access_key_id, leaked.session_token)
+    again = node.make(made.access_key_id, made.session_token)
+    own = node.make("A1")
+    issued = [
+        identity.session.issued
+        for each in (leaked, made, again)
+        if (identity := node.sessions.resolve(each.access_key_id, each.session_token).identity).session
+    ]
+    assert issued == issued[:1] * 3, "what policies see as aws:TokenIssueTime"
+    revoke(node, user="ann", before=when)
+    for each in (leaked, made, again):
+        assert node.refusal(each.access_key_id, each.session_token) == "InvalidToken"
+    assert node.refusal(own.access_key_id, own.session_token) == ""
+
+
 def test_a_node_whose_clock_is_behind_issues_what_is_good(node: Node) -> None:
     ahead = ManualClock()
     ahead.advance(node.clock.now_ms() / 1000 - ahead.now_ms() / 1000 + 300)
