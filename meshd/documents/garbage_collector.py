@@ -31,6 +31,7 @@ from meshd.documents.gc_policy import (
 from meshd.documents.inventory import MINUTE_MS
 from meshd.store.errors import ConditionFailedError, ConditionMissingError
 from meshd.telemetry import metrics
+from meshd.util.clock_jumps import ClockJumps
 from meshwire.cluster.routes import COMPLETE_STATES
 from meshwire.dataset.snapshot import pinned_files
 from meshwire.frame.columns import ColumnError
@@ -126,7 +127,7 @@ _PLAN_LOCAL_PREFIXES: Final = ("bad/", "lengths/")
 class DocumentCollector:
     """Removes unused shared documents. One per node, in its coordinator. `roots` returns the texts of
     everything that names documents; `is_leader`: whether this node decides for the cluster; `days` without
-    use after which a document is removed, 0: never."""
+    use after which a document is removed, 0: never; `settle_seconds`: see `ClockJumps`."""
 
     def __init__(
         self,
@@ -140,7 +141,9 @@ class DocumentCollector:
         *,
         days: int = DEFAULT_UNUSED_DAYS,
         tombstone_ttl_ms: int = _TOMBSTONE_TTL_MS,
+        settle_seconds: float = 0.0,
     ) -> None:
+        self._jumps = ClockJumps(clock, settle_seconds)
         self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
         self._roots, self._clock, self._is_leader, self._days = roots, clock, is_leader, days
         self._tombstone_ttl_ms = tombstone_ttl_ms
@@ -151,7 +154,13 @@ class DocumentCollector:
 
     async def sweep(self) -> int:
         """Removes unused documents; returns how many by this node's decision."""
-        gone = await self._expire() if self._days and self._is_leader() else 0
+        trusted = self._jumps.trusts_clock(await asyncio.to_thread(self._latest_use))
+        if self._jumps.days_ahead:
+            _log.warning(
+                "the clock is days later than documents were last used: none is removed, in case it is wrong",
+                extra={"days": self._jumps.days_ahead},
+            )
+        gone = await self._expire() if trusted and self._days and self._is_leader() else 0
         self._cleared = ()
         await self.remove_local_copies()
         await self._remove_plan_leftovers()
@@ -159,6 +168,12 @@ class DocumentCollector:
             await self._deleted.prune(self._clock.now_ms() - self._tombstone_ttl_ms)
         await asyncio.to_thread(self.update_gauges)
         return gone
+
+    def _latest_use(self) -> int:
+        """Returns when a shared document was last made or used here, in ms since 1970; 0 without any
+        (blocking)."""
+        held = (each for prefix in SHARED_PREFIXES for each in self._inventory.list_local(prefix).values())
+        return max((each.minute for each in held), default=0) * MINUTE_MS
 
     def update_gauges(self) -> None:
         """Updates the gauges of documents (blocking)."""

@@ -43,6 +43,7 @@ from meshd.telemetry import metrics
 from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
 from meshd.util import shared_counters
 from meshd.util.async_tasks import sleep_to_tick
+from meshd.util.clock_jumps import SETTLE_SECONDS
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
 
@@ -117,6 +118,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         node.clock,
         settings.stale_upload_days,
         node.mesh,
+        settle_seconds=SETTLE_SECONDS,
     )
     results = ResultEvictor(node.store, node.last_used, settings.view_cache_bytes)
     indexer = BackgroundIndexer(
@@ -194,6 +196,7 @@ def document_collector(node: NodeContext) -> DocumentCollector:
         lambda: is_collector_leader(node.mesh),
         days=settings.keep_documents_days,
         tombstone_ttl_ms=int(1000 * settings.tombstone_ttl),
+        settle_seconds=SETTLE_SECONDS,
     )
 
 

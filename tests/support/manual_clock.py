@@ -11,7 +11,7 @@ class ManualClock:
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._lock = threading.Lock()
         self._now = now_ns
-        self._last = 0
+        self._last = self._jumped = 0
 
     def now_ms(self) -> int:
         return self._now // 1_000_000
@@ -22,8 +22,13 @@ class ManualClock:
             return self._last
 
     def monotonic(self) -> float:
-        return self._now / 1e9
+        return (self._now - self._jumped) / 1e9
 
     def advance(self, seconds: float) -> None:
         """Move time forward by `seconds`."""
         self._now += round(seconds * 1e9)
+
+    def jump(self, seconds: float) -> None:
+        """Set the time of day, without time passing."""
+        self._jumped += round(seconds * 1e9)
+        self.advance(seconds)

@@ -3,7 +3,7 @@
 `lifecycle_rules` alone decides what expires, and the runner checks each entry again before it removes
 it. A bucket is swept once a day and once after its rules change; an interrupted sweep resumes where it
 stopped. The runner sleeps as long as it works, so clients keep at least half of the disk and of the
-process.
+process. A clock that jumps days ahead would expire everything: it has to stay there for a while first.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from meshd.store.errors import (
 )
 from meshd.store.records import NULL
 from meshd.telemetry import metrics
+from meshd.util.clock_jumps import ClockJumps
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ _decode = msgspec.json.Decoder(SweepProgress).decode
 
 
 class LifecycleRunner:
-    """Applies the lifecycle rules of all buckets. One instance per node."""
+    """Applies the lifecycle rules of all buckets. One instance per node. `settle_seconds`: how long nothing
+    is removed after the clock was found to be more than a day later than it should be."""
 
     def __init__(
         self,
@@ -72,7 +74,10 @@ class LifecycleRunner:
         clock: Clock,
         stale_upload_days: int,
         mesh: ClusterView | None = None,
+        *,
+        settle_seconds: float = 0.0,
     ) -> None:
+        self._jumps = ClockJumps(clock, settle_seconds)
         self._store, self._replicated, self._buckets = store, replicated, buckets
         self._clock, self._mesh = clock, mesh
         self._stale_upload_days = stale_upload_days
@@ -86,6 +91,8 @@ class LifecycleRunner:
         """Sweep every bucket that is due; return how much was removed, by action. A bucket that cannot be
         read is logged and retried at the next sweep."""
         removed: Counter[str] = Counter()
+        if not self._trusts_clock():
+            return removed
         names = set()
         for bucket in self._buckets.list_all():
             names.add(bucket.name)
@@ -102,6 +109,19 @@ class LifecycleRunner:
         if removed:
             log.info("lifecycle", extra=dict(removed))
         return removed
+
+    def _trusts_clock(self) -> bool:
+        """Whether the time of day may decide what has expired. The first sweep compares it with the days of
+        earlier ones, by any node; this node may have been off for longer."""
+        days = [int(each.mark.partition("-")[0]) for each in self._progress.current().values()]
+        trusted = self._jumps.trusts_clock((max(days) + 1) * lifecycle_rules.DAY_MS if days else 0)
+        if self._jumps.days_ahead:
+            log.warning(
+                "the clock is days later than when buckets were last swept: lifecycle rules wait, in case it "
+                "is wrong",
+                extra={"days": self._jumps.days_ahead},
+            )
+        return trusted
 
     async def _drop_progress_of_deleted(self, present: set[str]) -> None:
         """Remove the progress of deleted buckets."""

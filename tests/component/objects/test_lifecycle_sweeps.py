@@ -85,6 +85,67 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
 
 
+def cautious(world: World) -> LifecycleRunner:
+    """The periodic task of a new process, as a node has it."""
+    about = world.store, world.store, world.buckets, world.control, world.clock
+    return LifecycleRunner(*about, 7, settle_seconds=3600.0)
+
+
+def test_a_clock_that_jumps_ahead_removes_nothing_unless_it_stays_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    world = World(MemoryStore(clock), clock)
+
+    async def check() -> None:
+        await world.bucket(LifecycleRule("a", True, expire_days=30))
+        await world.put("k")
+        lifecycle = cautious(world)
+        assert not await lifecycle.sweep()
+        clock.jump(400 * DAY)
+        for _ in range(2):
+            clock.advance(900)
+            assert not await lifecycle.sweep()
+            assert world.names() == ["k"]
+        (told,) = [each for each in caplog.records if "clock" in each.getMessage()]
+        assert vars(told)["days"] == 400
+        clock.jump(-400 * DAY)  # somebody has set it
+        clock.advance(3600)
+        assert not await lifecycle.sweep()
+        assert world.names() == ["k"]
+        clock.jump(400 * DAY)
+        assert not await lifecycle.sweep()
+        clock.advance(3600)
+        assert await lifecycle.sweep() == Counter(expire=1), "it is the time, after all"
+
+    run(check)
+
+
+def test_a_start_with_a_clock_days_ahead_of_the_last_sweep_removes_nothing_at_once() -> None:
+    clock = ManualClock()
+    world = World(MemoryStore(clock), clock)
+
+    async def check() -> None:
+        await world.bucket(LifecycleRule("a", True, expire_days=30))
+        await world.put("k")
+        assert not await cautious(world).sweep()
+        clock.advance(1.5 * DAY)
+        assert not await cautious(world).sweep()
+        clock.jump(400 * DAY)
+        lifecycle = cautious(world)
+        assert not await lifecycle.sweep()
+        assert world.names() == ["k"]
+        clock.advance(3600)
+        assert await lifecycle.sweep() == Counter(expire=1)
+        await world.put("k")
+        for _ in range(40):
+            clock.advance(DAY)
+            await lifecycle.sweep()
+        assert world.names() == [], "days that pass while it runs are no jump"
+
+    run(check)
+
+
 def test_objects_expire_by_prefix_tag_and_size(world: World) -> None:
     async def check() -> None:
         await world.bucket(

@@ -98,6 +98,36 @@ def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
     assert one.left() == kept | {f"assets/{digest(20)}", f"packs/{digest(1)}", f"bad/{digest(3)}"}
 
 
+def test_a_clock_that_jumps_ahead_makes_nothing_old_unless_it_stays_there(one: One, tmp_path: Path) -> None:
+    census = DocumentInventory(one.store, one.uses)
+
+    def restarted() -> DocumentCollector:
+        about = one.store, one.catalog, census, one.removals, lambda: one.roots, one.clock
+        return DocumentCollector(*about, settle_seconds=3600.0)
+
+    async def run() -> None:
+        await one.catalog.write_document(f"snapshots/{digest(10)}", b"s")
+        keeper = restarted()
+        assert await keeper.sweep() == 0
+        one.clock.jump(200 * DAY)
+        assert await keeper.sweep() == 0
+        one.clock.advance(1800)
+        assert await keeper.sweep() == 0
+        keeper = restarted()
+        assert await keeper.sweep() == 0, "nor does a node that starts with such a clock"
+        assert one.left() == {f"snapshots/{digest(10)}"}
+        one.clock.advance(3600)
+        assert await keeper.sweep() == 1
+        await one.catalog.write_document(f"snapshots/{digest(11)}", b"s")
+        for _ in range(DEFAULT_UNUSED_DAYS + 1):
+            one.clock.advance(DAY)
+            assert one.left() == {f"snapshots/{digest(11)}"}, "nor is it removed early"
+            await keeper.sweep()
+        assert one.left() == set(), "days that pass while it runs are no jump"
+
+    asyncio.run(run())
+
+
 def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
     async def run() -> None:
         for number in (10, 11):
