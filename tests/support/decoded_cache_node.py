@@ -92,6 +92,10 @@ class DecodedCacheNode:
 
         self.own = OwnRows(len(samples), include)
 
+    def fit(self, total: int, free: int) -> int:
+        """Adapt to a file system, without a pause between the steps; return how many they were."""
+        return sum(1 for _ in self.cache.fit(total, free))
+
     def find_moved(self) -> None:
         """What the node does every few seconds."""
         asyncio.run(self.cache.find_moved())

@@ -82,7 +82,8 @@ def _opened(
         segments.clear()
         rate = _ROTATIONAL_RATE if rotational else math.inf
         cache = DecodedCache(segments, directory, clock.monotonic, rate, quota)
-        cache.fit(*cache.measure_disk())
+        for _ in cache.fit(*cache.measure_disk()):  # it is empty
+            pass
     except OSError as error:
         _log.warning("cannot use the decoded cache: it is off", extra={"why": str(error)})
         return None
@@ -95,7 +96,8 @@ def decoded_cache_tasks(cache: DecodedCache | None) -> list[PeriodicTask]:
         return []
 
     async def fit() -> None:
-        cache.fit(*await asyncio.to_thread(cache.measure_disk))
+        for _ in cache.fit(*await asyncio.to_thread(cache.measure_disk)):
+            await asyncio.sleep(0)  # others are served between the steps
         await cache.find_moved()
 
     return [PeriodicTask("decoded cache", _FIT_SECONDS, fit)]

@@ -34,7 +34,7 @@ from meshd.transform.decoded_cache.tables import Table, leaves_out_results
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -256,10 +256,10 @@ class DecodedCache:
         return found
 
     def _make_room(self, table: Table, why: str, state: PlanState, wanted: int, now: float) -> bool:
-        """Drop entries of samples that moved to other nodes until the table, bounded by `why`, can take
-        `wanted` bytes more; else segments of less value. Returns whether it can take any."""
+        """Drop some entries of samples that moved to other nodes, so that the table, bounded by `why`, can
+        take `wanted` bytes more; else segments of less value. Returns whether it can take any."""
         gained = self._give_back(self._bounded(table, why, state), wanted)
-        return gained > 0 or (why == NO_ROOM and self._replace(table, wanted, now))
+        return gained or (why == NO_ROOM and self._replace(table, wanted, now))
 
     def _bounded(self, table: Table, why: str, state: PlanState) -> Iterable[Table]:
         """Return the tables that count towards the limit which bounds a table."""
@@ -269,10 +269,10 @@ class DecodedCache:
             return [each for each in self._by_number.values() if each.bucket == table.bucket]
         return state.tables if why == CALLER_LIMIT else (table,)
 
-    def _give_back(self, tables: Iterable[Table], wanted: int) -> int:
+    def _give_back(self, tables: Iterable[Table], wanted: int) -> bool:
         given = self._moved.give_back(tables, wanted)
-        metrics.decoded_cache_evicted.inc(given)
-        return given
+        metrics.decoded_cache_evicted.inc(given or 0)
+        return given is not None
 
     async def find_moved(self) -> None:
         """Find the entries of samples that moved to other nodes, where room is short."""
@@ -416,33 +416,32 @@ class DecodedCache:
         self._paused_until = self._clock() + _PAUSE
         _log.info("no decoded samples are stored for a while", extra={"why": why})
 
-    def fit(self, total: int, free: int) -> None:
+    def fit(self, total: int, free: int) -> Iterator[None]:
         """Adapt to the file system, of `total` bytes with `free` ones, so that enough of it stays free, and
-        to the present quotas of buckets.
-        """
+        to the present quotas of buckets: in steps of some milliseconds."""
         spare = free - min(KEEP_FREE, int(KEEP_FREE_SHARE * total))
         self._most = max(0, min(self._segments.limit, self._segments.bytes + spare))
-        self._drop_least(list(self._by_number.values()), self._segments.bytes - self._most)
+        yield from self._drop_least(self.tables, self._most)
         at_quota = 0
         for bucket, size in self.bytes_by_bucket().items():
             quota = self._quota(bucket)
             if quota is not None:
                 own = [table for table in self._by_number.values() if table.bucket == bucket]
                 at_quota += leaves_out_results(quota, size, own)
-                self._drop_least(own, size - quota)
+                yield from self._drop_least(own, quota)
         metrics.decoded_cache_limit.set(self._most)
         metrics.decoded_cache_at_quota.set(at_quota)
 
-    def _drop_least(self, tables: Sequence[Table], size: int) -> None:
-        """Drop segments of these tables until `size` bytes are free, those of least value first; before them
-        entries of samples that moved to other nodes.
-        """
+    def _drop_least(self, tables: Sequence[Table], most: int) -> Iterator[None]:
+        """Drop segments of these tables until they take at most `most` bytes, those of least value first;
+        before them entries of samples that moved to other nodes."""
         now = self._clock()
-        size -= self._give_back(tables, size) if size > 0 else 0
-        while size > 0 and (filled := [table for table in tables if table.segments]):
-            segment = next(iter(min(filled, key=lambda table: table.value(now)).segments.values()))
-            size -= segment.size
-            self._drop(segment)
+        while filled := [table for table in tables if table.segments]:
+            if (size := sum(table.bytes for table in filled) - most) <= 0:
+                return
+            if not self._give_back(filled, size):
+                self._drop(next(iter(min(filled, key=lambda table: table.value(now)).segments.values())))
+            yield
 
     def measure_disk(self) -> tuple[int, int]:
         """Return (total, free) bytes of the file system (blocking). Raises OSError."""

@@ -1,14 +1,16 @@
 """Entries of samples whose rows other nodes of the mesh now build: the first to go when room is short.
 
 Law: these entries are looked up only when room is short, once for each map, and not on the event loop. None
-is dropped without need: a node that left may come back.
+is dropped without need: a node that left may come back. They are dropped some at a time, between which the
+event loop serves others.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.transform.decoded_cache.segment_store import BLOCK
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from meshd.transform.decoded_cache.sample_set import OwnRows
     from meshd.transform.decoded_cache.segment_store import SegmentStore
     from meshd.transform.decoded_cache.tables import Table
+
+
+AT_ONCE: Final = 2048
+"""Samples whose entries are dropped at once: some milliseconds."""
 
 
 class _Found(NamedTuple):
@@ -38,22 +44,25 @@ class MovedEntries:
     def __repr__(self) -> str:
         return f"<MovedEntries, {sum(len(each.samples) for each in self._found.values())} found>"
 
-    def give_back(self, tables: Iterable[Table], wanted: int) -> int:
-        """Drop such entries of these tables until `wanted` bytes are free; return the bytes that are.
+    def give_back(self, tables: Iterable[Table], wanted: int) -> int | None:
+        """Drop such entries of these tables until `wanted` bytes are free, at most AT_ONCE; return the bytes
+        that are, None if no such entries are known.
 
         Tables whose moved entries are not known yet are noted for `find`.
         """
-        given = 0
         for table in tables:
-            own = table.own_rows
-            if own is None or given >= wanted or not table.segments:
-                continue
-            found = self._found.get(table)
-            if found is None or found.own is not own:
-                self._wanted.add(table)
-            elif found.samples:
-                given += self._segments.give_back(table, _taken(found.samples), wanted - given)
-        return given
+            if table.segments and (samples := self._samples(table)):
+                return self._segments.give_back(table, islice(_taken(samples), AT_ONCE), wanted)
+        return None
+
+    def _samples(self, table: Table) -> deque[int] | None:
+        own, found = table.own_rows, self._found.get(table)
+        if own is None:
+            return None
+        if found is None or found.own is not own:
+            self._wanted.add(table)
+            return None
+        return found.samples
 
     async def find(self) -> None:
         """Find the entries of tables that were short of room."""

@@ -184,11 +184,10 @@ class Table:
             found[0].entries -= 1
 
     def forget_segment(self, segment: Segment) -> None:
-        """Forget a segment and its entries."""
+        """Forget a segment and its entries. The index is not searched for them, which would take long for
+        many samples: no other segment has the number."""
         del self.segments[segment.number]
-        inside = self._segment == segment.number
-        self.entries -= int(np.count_nonzero(inside))
-        self._segment[inside] = -1
+        self.entries -= segment.entries
 
     def record_use(self, use: TableUse, now: float, *, in_advance: bool = False) -> None:
         """Record what a slice did with the table. `in_advance`: no batch waited for its writes."""

@@ -142,7 +142,7 @@ def test_every_epoch_has_the_same_bytes_and_the_same_failures(
                 if action == "damage":
                     damage(node, rng)
                 elif action == "fill":
-                    node.cache.fit(1 << 30, rng.choice([0, 1 << 29]))
+                    node.fit(1 << 30, rng.choice([0, 1 << 29]))
                 elif action == "moved":
                     node.ask_for(rng.sample(range(SAMPLES), rng.randrange(SAMPLES)))
                     node.epoch(text, epoch, order)

@@ -143,7 +143,7 @@ def test_results_of_a_bucket_stay_within_its_quota(tmp_path: Path, pictures: lis
         assert node.cache.bytes_by_bucket()["photos"] <= 6 * MIB
         assert node.cache.bound_of(program_digest(TEXT), "snapshot") == BUCKET_QUOTA
         node.quota = 2 * MIB
-        node.cache.fit(100 << 30, 50 << 30)
+        node.fit(100 << 30, 50 << 30)
         assert node.cache.bytes <= 2 * MIB
         node.quota = None
         node.warm(TEXT, 0, range(SAMPLES))
@@ -230,7 +230,7 @@ def test_a_quota_that_has_room_for_the_samples_of_the_node_leaves_nothing_out(
         for epoch in range(6):
             node.epoch(TEXT, epoch, own)
         assert kept(node) == set(own)
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         assert metrics.decoded_cache_at_quota._value.get() == 0
     finally:
         node.close()
@@ -283,14 +283,14 @@ def test_a_quota_smaller_than_a_file_is_used_and_lowering_it_drops_little(
             hits(node, epoch)
         assert 0.9 * quota <= node.cache.bytes_by_bucket()["photos"] <= quota
         first = kept(node)
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         assert kept(node) == first, "what is within its quota stays"
         assert metrics.decoded_cache_at_quota._value.get() == 1, "the quota leaves results out"
         node.quota = 1 << 30
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         assert metrics.decoded_cache_at_quota._value.get() == 0
         node.quota = 11 * MIB
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         assert 9 * MIB <= node.cache.bytes <= 11 * MIB
     finally:
         node.close()
@@ -362,13 +362,13 @@ def test_what_is_in_memory_is_not_read_ahead(node: DecodedCacheNode, monkeypatch
 def test_space_that_others_need_is_given_back(node: DecodedCacheNode) -> None:
     hits(node, 0), hits(node, 1)
     total = 100 << 30
-    node.cache.fit(total, total // 2)
+    node.fit(total, total // 2)
     assert hits(node, 2) == SAMPLES
-    node.cache.fit(total, total // 20)
+    node.fit(total, total // 20)
     assert node.cache.bytes == 0
     assert [path for path in (node.folder / "decoded").iterdir() if path.stat().st_size] == []
     assert hits(node, 3) == 0
-    node.cache.fit(total, total // 2)
+    node.fit(total, total // 2)
     hits(node, 4), hits(node, 5)
     assert hits(node, 6) == SAMPLES
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from meshd.telemetry import metrics
+from meshd.transform.decoded_cache import moved_entries
 from meshd.transform.decoded_cache.entry_format import EntryError
 from meshd.transform.decoded_cache.messages import StoredEntry
-from meshd.transform.decoded_cache.moved_entries import MovedEntries
+from meshd.transform.decoded_cache.moved_entries import AT_ONCE, MovedEntries
 from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore, free_spans
@@ -151,12 +152,12 @@ def test_when_a_quota_is_lowered_they_go_first(tmp_path: Path, pictures: list[tu
         mine = sorted(kept(node))[: len(kept(node)) // 2]
         node.ask_for(mine)
         node.epoch(TEXT, 3, mine)
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         node.quota = node.cache.bytes - 2 * BYTES
         for _ in range(2):  # the first look finds out which they are
             node.find_moved()
             node.epoch(TEXT, 4, mine)
-        node.cache.fit(1 << 40, 1 << 39)
+        node.fit(1 << 40, 1 << 39)
         assert node.cache.bytes <= node.quota
         assert set(mine) <= kept(node)
     finally:
@@ -236,11 +237,62 @@ def test_entries_that_fill_no_block_are_not_looked_at_again(tmp_path: Path) -> N
     store = SegmentStore(tmp_path / "decoded", 1 << 30)
     store.clear()
     moved, table = MovedEntries(store), filled(store, [4096, 3000, 5000, 9000, 64], none_of).table
-    assert moved.give_back([table], 1) == 0
+    assert moved.give_back([table], 1) is None
     asyncio.run(moved.find())
     assert repr(moved) == "<MovedEntries, 2 found>"
     assert moved.give_back([table], 1 << 30) == 4096 + 2 * 4096
     assert [table.find(sample) is None for sample in range(5)] == [True, False, False, True, False]
+    assert moved.give_back([table], 1 << 30) is None
+
+
+def test_many_are_dropped_in_steps_between_which_others_are_served(tmp_path: Path) -> None:
+    """A quota lowered by hundreds of gigabytes gives back millions of entries."""
+    freed: list[int] = []
+    store = SegmentStore(
+        tmp_path / "decoded",
+        1 << 30,
+        free=lambda spans: freed.append(sum(len(places) for places in spans.values())),
+    )
+    store.clear()
+    count = 3 * AT_ONCE + 1
+    moved, table = MovedEntries(store), filled(store, [4096] * count, none_of).table
+    moved.give_back([table], 1)
+    asyncio.run(moved.find())
+    steps = 0
+    while moved.give_back([table], 1 << 40) is not None:
+        steps += 1
+        assert freed[-1] <= AT_ONCE
+    assert steps == 4
+    assert sum(freed) == count
+    assert store.bytes == table.bytes == table.entries == 0
+
+
+def test_a_quota_is_kept_in_steps_and_slices_that_come_meanwhile_do_not_wait(
+    tmp_path: Path, pictures: list[tuple[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moved_entries, "AT_ONCE", 2)
+    node = DecodedCacheNode(tmp_path, pictures, 1 << 30)
+    try:
+        node.ask_for(BEFORE)
+        epochs(node, 0, BEFORE)
+        mine = BEFORE[:8]
+        node.ask_for(mine)
+        node.epoch(TEXT, 3, mine)
+        node.quota = 12 * BYTES
+        node.epoch(TEXT, 4, mine)
+        node.find_moved()
+        steps = 0
+        for _ in node.cache.fit(1 << 40, 1 << 39):
+            steps += 1
+            before = len(kept(node))
+            node.epoch(TEXT, 4 + steps, mine)
+            assert before - len(kept(node)) <= 2
+        assert steps > 4
+        assert node.cache.bytes <= node.quota
+        assert node.cache.bytes > node.quota - 4 * BYTES, "more was dropped than the quota demands"
+        assert set(mine) <= kept(node)
+    finally:
+        node.close()
 
 
 def test_a_table_that_is_dropped_while_it_is_searched_is_forgotten(tmp_path: Path) -> None:
