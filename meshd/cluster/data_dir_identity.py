@@ -107,7 +107,6 @@ async def establish_identity(
         )
     elif found.mesh != mesh:
         what = "the control store is new or was emptied" if cluster is None else "that is another mesh"
-        what = "the control store is new or was emptied" if cluster is None else "that is another mesh"
         raise StartupError(
             f"{data_dir} belongs to mesh {found.mesh}, the control store to {mesh}: {what}. "
             "Check --control; objects of another mesh are copied over S3"
@@ -262,7 +261,8 @@ def has_been_used(settings: NodeSettings) -> bool:
 
 def _has_index(settings: NodeSettings) -> bool:
     index, cache = settings.store.index_dir, settings.cache_store.index_dir  # the cache's may be in it
-    return index.is_dir() and any(entry != cache for entry in index.iterdir())
+    others = {cache, index / "lost+found"}  # which the root of an ext4 file system has
+    return index.is_dir() and any(entry not in others for entry in index.iterdir())
 
 
 def _write(data_dir: Path, identity: NodeIdentity) -> None:

@@ -98,12 +98,17 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
 
 def _move_cache_index(settings: NodeSettings) -> None:
     """Move the cache's index to its place from where earlier releases have it. If that fails, as from another
-    file system, the cache starts empty."""
+    file system, the cache starts empty, and a warning names what nobody uses any more."""
     earlier, now = settings.earlier_cache_index, settings.cache_store.index_dir
     if earlier == now or now.exists() or not (earlier / "data.mdb").exists():
         return
-    with suppress(OSError):
+    try:
         earlier.rename(now)
+    except OSError as error:
+        told = "the cache of origins starts empty; delete the directory of its earlier index"
+        _log.warning(told, extra={"directory": str(earlier), "why": error.strerror})
+        return
+    with suppress(OSError):
         for each in (earlier.parent, now.parent):
             sync_directory(each)
 

@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,8 +23,6 @@ from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from meshd.store.disks.startup_recovery import MissingDiskPolicy
 
 BODIES = {f"k{number}": b"%d" % number * 3000 for number in range(12)}
@@ -180,14 +179,39 @@ def test_nothing_is_written_beside_a_directory_for_the_index(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("index", ["n/index", "fast"])
 def test_a_directory_is_used_once_it_has_an_index(tmp_path: Path, index: str) -> None:
-    """A node that prepares its directories and does not start yet, as one that joins a mesh, leaves none."""
+    """A node that prepares its directories and does not start yet, as one that joins a mesh, leaves none. Nor
+    does mkfs, if the index is to be in the root of a file system."""
     settings = NodeSettings("n", StoreSettings.at(tmp_path / "n", index_dir=tmp_path / index))
+    (tmp_path / index / "lost+found").mkdir(parents=True)
     for _ in range(2):
         prepare_data_dir(settings).release()
         recover_cache(settings.cache_store)
         assert not has_been_used(settings)
     with closing(Store.open(settings.store, writer="n", clock=ManualClock())):
         assert has_been_used(settings)
+
+
+def test_an_index_of_the_cache_that_cannot_be_moved_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is on another file system if the directory for the index is the root of one."""
+    settings = NodeSettings("n", StoreSettings.at(tmp_path / "n", index_dir=tmp_path / "fast"))
+    earlier = tmp_path / "fast-cache"
+    earlier.mkdir()
+    (earlier / "data.mdb").touch()
+
+    def elsewhere(path: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(Path, "rename", elsewhere)
+    prepare_data_dir(settings).release()
+    assert settings.cache_store.index_dir.is_dir(), "the cache starts empty"
+    (told,) = [record for record in caplog.records if "cache" in record.getMessage()]
+    assert "delete" in told.getMessage()
+    assert (vars(told)["directory"], vars(told)["why"]) == (str(earlier), os.strerror(errno.EXDEV))
+    caplog.clear()
+    prepare_data_dir(settings).release()
+    assert [record for record in caplog.records if "cache" in record.getMessage()] == []
 
 
 def test_a_node_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
