@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, TypeVar
+from urllib.parse import urlencode
 
 from meshsdk.client.error_responses import explained, parsed
 from meshsdk.client.request import (
@@ -30,6 +32,7 @@ from meshsdk.client.s3_client import read_copied, read_etag, read_info
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
 from meshwire.s3 import xml_documents
+from meshwire.s3.settings_xml import parse_tagging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,6 +46,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 MIB = 1 << 20
 MAX_PARTS = 10_000
+_MAX_PART = 5 << 30
+_GROWS_AFTER = 1000
+"""Parts of a stream after which they double: it may become larger than MAX_PARTS of the first size."""
 _ANY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -51,7 +57,8 @@ class Tuning:
     """Size and concurrency of transfers.
 
     A file larger than one part is transferred in several. Memory use is `part` × `parallel` for an upload,
-    1 MiB × `parallel` for a download.
+    1 MiB × `parallel` for a download. A stream of unknown length has larger parts after every 1,000, because
+    an object has at most 10,000.
 
     Attributes:
         part: bytes per request.
@@ -65,6 +72,8 @@ class Tuning:
 COPYING = Tuning(256 * MIB, 4)
 """For copies within the store, whose bytes do not pass through this process. S3 copies at most 5 GiB per
 request."""
+COPYING_WHOLE = Tuning(_MAX_PART, 4)
+"""In one request wherever S3 does that."""
 
 
 def _silent(_: int) -> None:
@@ -97,39 +106,32 @@ def upload(
         transfers.upload(client, Path("model.pt"), "models", "run1/model.pt")
     """
     tuning = tuning or Tuning()
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            grown = max(tuning.part, -(-size // MAX_PARTS))
-            tuned = Tuning(grown, tuning.parallel)
-            return upload(
-                client,
-                file,
+
+    def send(file: IO[bytes], part: int, grows_after: int) -> str:
+        first = _read_full(file, part)
+        if len(first) < part:
+            stored = client.put(
                 bucket,
                 key,
+                first,
                 metadata=metadata,
                 content_type=content_type,
-                tuning=tuned,
-                progress=progress,
                 if_absent=if_absent,
                 etag=etag,
             )
-    first = _read_full(source, tuning.part)
-    if len(first) < tuning.part:
-        stored = client.put(
-            bucket,
-            key,
-            first,
-            metadata=metadata,
-            content_type=content_type,
-            if_absent=if_absent,
-            etag=etag,
-        )
-        progress(len(first))
-        return stored
-    headers, conditions = object_headers(metadata, content_type), write_conditions(etag, if_absent=if_absent)
-    parts = _parts(first, source, tuning.part)
-    return _upload_parts(client, parts, bucket, key, headers, tuning, progress, conditions)
+            progress(len(first))
+            return stored
+        headers = object_headers(metadata, content_type)
+        conditions = write_conditions(etag, if_absent=if_absent)
+        parts = _parts(first, file, part, grows_after)
+        return _upload_parts(client, parts, bucket, key, headers, tuning, progress, conditions)
+
+    if not isinstance(source, Path):
+        return send(source, tuning.part, _GROWS_AFTER)
+    with source.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size  # 0 of a pipe, whose length is not known
+        part = max(tuning.part, -(-size // MAX_PARTS))
+        return send(file, part, MAX_PARTS if size else _GROWS_AFTER)
 
 
 def _read_full(source: IO[bytes], size: int) -> bytes:
@@ -141,11 +143,14 @@ def _read_full(source: IO[bytes], size: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _parts(first: bytes, source: IO[bytes], size: int) -> Iterator[bytes]:
-    part = first
+def _parts(first: bytes, source: IO[bytes], size: int, grows_after: int) -> Iterator[bytes]:
+    """Yield the parts of an upload, `first` and those read from `source`: of `size` bytes, which doubles
+    after each `grows_after` parts."""
+    part, number, most = first, 1, max(size, _MAX_PART // size * size)
     while part:
         yield part
-        part = _read_full(source, size)
+        part = _read_full(source, min(size << number // grows_after, most))
+        number += 1
 
 
 def _upload_parts(
@@ -302,7 +307,7 @@ def _copy_parts(
     progress: Progress,
 ) -> str:
     part = max(tuning.part, -(-info.size // MAX_PARTS))
-    upload_id = _create_upload(client, *target, object_headers(info.metadata, info.content_type or None))
+    upload_id = _create_upload(client, *target, _copied_headers(client, source, info))
 
     def send(number: int, first: int) -> tuple[int, str, str]:
         last = min(first + part, info.size) - 1
@@ -320,6 +325,19 @@ def _copy_parts(
     return _finished(
         client, *target, upload_id, tuning.parallel, send, enumerate(range(0, info.size, part), 1)
     )
+
+
+def _copied_headers(client: Client, source: tuple[str, str], info: ObjectInfo) -> dict[str, str]:
+    """Return the headers with all that a copy takes over from its source, as S3 does for a whole copy."""
+    headers = object_headers(info.metadata, info.content_type or None)
+    headers |= {name: info.headers[name] for name in _KEPT_HEADERS if name in info.headers}
+    if info.headers.get("x-amz-tagging-count", "0") != "0":
+        body = client.transport.text(Request("GET", object_path(*source), "tagging="))
+        headers["x-amz-tagging"] = urlencode(parsed(parse_tagging, body))
+    return headers
+
+
+_KEPT_HEADERS = ("cache-control", "content-disposition", "content-encoding", "content-language", "expires")
 
 
 # --- download -------------------------------------------------------------------------------------
@@ -341,9 +359,10 @@ def download(
     retried. Raises NotFoundError, and PreconditionError if the object is replaced during the download.
     """
     tuning = tuning or Tuning()
-    beside = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+    name = os.fsdecode(os.fsencode(path.name)[:200])  # of 255 bytes that a name may have
+    beside = path.with_name(f".{name}.{secrets.token_hex(8)}.part")
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             info = _fetch_first(client, bucket, key, file.fileno(), tuning, progress)
             starts = range(tuning.part, info.size, tuning.part)
 

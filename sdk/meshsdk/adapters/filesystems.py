@@ -24,7 +24,7 @@ from meshsdk.client.gather import CREDIT, Item
 from meshsdk.client.request import object_path
 from meshsdk.client.s3_client import connect
 from meshsdk.errors import AccessError, ConfigurationError, NotFoundError, PreconditionError, ServerError
-from meshsdk.transfers import download, stream, upload
+from meshsdk.transfers import COPYING_WHOLE, copy, download, stream, upload
 from meshwire.sigv4 import presign
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class MeshFileSystem(AbstractFileSystem):
         if self.isdir(one):
             return
         with as_os_errors(one):
-            self.client.copy(*split_path(one), *split_path(two))
+            copy(self.client, split_path(one), split_path(two), tuning=COPYING_WHOLE)
 
     def _rm(self, path: str) -> None:
         bucket, key = split_path(self._strip_protocol(path))

@@ -38,7 +38,7 @@ def put_many(
 ) -> int:
     """See `Client.put_many`. `put_one` stores a key, its bytes and media type by a request of its own."""
     count = 0
-    for batch in _batches(objects):
+    for batch in _batches(bucket, objects):
         if len(batch) == 1 or not _put_batch(transport, bucket, batch):
             for key, data in batch:
                 put_one(key, data, mimetypes.guess_type(key)[0])
@@ -46,11 +46,13 @@ def put_many(
     return count
 
 
-def _batches(objects: Iterable[NamedBytes]) -> Iterator[list[NamedBytes]]:
+def _batches(bucket: str, objects: Iterable[NamedBytes]) -> Iterator[list[NamedBytes]]:
     """Yields objects in groups of bounded size; a large one is a group of its own. Of one key sent twice, the
-    later object comes in a later group."""
+    later object comes in a later group. Raises ConfigurationError for a key that cannot be one: a tar cuts
+    names at a NUL."""
     batch, keys, size = list[NamedBytes](), set[str](), 0
     for key, data in objects:
+        object_path(bucket, key)
         length = memoryview(data).nbytes
         if length > SMALL_BYTES or not _is_member_name(key):
             if key in keys:
@@ -70,8 +72,9 @@ def _batches(objects: Iterable[NamedBytes]) -> Iterator[list[NamedBytes]]:
 
 
 def _is_member_name(key: str) -> bool:
-    """Whether a node takes a member of this name for this key."""
-    return not key.startswith(("/", "./")) and ".." not in key.split("/")
+    """Whether a node takes a member of this name for this key. A slash at the end of a long name, or of one
+    beyond ASCII, is lost when a tar is read."""
+    return not key.startswith(("/", "./")) and not key.endswith("/") and ".." not in key.split("/")
 
 
 def _put_batch(transport: Transport, bucket: str, batch: Sequence[NamedBytes]) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import json
+import os
 import pickle
 import tarfile
 import urllib.request
@@ -20,9 +21,11 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteReques
 from zarr.core.buffer import default_buffer_prototype
 
 import meshsdk as mesh
+from meshsdk.adapters import filesystems
 from meshsdk.adapters.filesystems import MeshFileSystem
 from meshsdk.adapters.zarrs import MeshStore
 from meshsdk.errors import ConfigurationError, PreconditionError
+from meshsdk.transfers import Tuning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +74,17 @@ def test_files_are_written_read_and_found(fs: MeshFileSystem, bucket: str) -> No
     fs.rm(f"{bucket}/a", recursive=True)
     fs.rm(f"{bucket}/c/3.txt")
     assert fs.find(bucket) == [f"{bucket}/c/4.txt", f"{bucket}/z.txt"]
+
+
+def test_a_copy_of_more_than_s3_copies_at_once_is_one_of_parts(
+    fs: MeshFileSystem, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(11 << 20)
+    fs.pipe_file(f"{bucket}/a", data)
+    monkeypatch.setattr(filesystems, "COPYING_WHOLE", Tuning(5 << 20, 2))
+    fs.mv(f"{bucket}/a", f"{bucket}/b")
+    assert fs.cat_file(f"{bucket}/b") == data
+    assert fs.info(f"{bucket}/b")["ETag"].endswith("-3")
 
 
 def test_ranges_come_in_one_gather(fs: MeshFileSystem, bucket: str) -> None:

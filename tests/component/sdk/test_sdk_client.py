@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,6 +90,19 @@ def test_many_objects_in_few_requests(
     assert client.put_many(bucket, []) == 0
     with pytest.raises(NotFoundError, match="mesh mb"):
         client.put_many("no-such-bucket", bodies.items())
+
+
+def test_many_objects_have_exactly_the_keys_that_they_were_given(client: mesh.Client, bucket: str) -> None:
+    long = "k" * 150
+    kept = {"ä": b"a file", long: b"another"}
+    client.put_many(bucket, kept.items())
+    client.put_many(bucket, [("ä/", b""), (f"{long}/", b""), ("a/", b""), ("b", b"b")])
+    assert {entry.key for entry in client.list(bucket)} == {*kept, "ä/", f"{long}/", "a/", "b"}
+    for key, data in kept.items():
+        assert client.get(bucket, key) == data
+    with pytest.raises(ConfigurationError, match="NUL"):
+        client.put_many(bucket, [("c", b"1"), ("b\0c", b"2")])
+    assert client.get(bucket, "b") == b"b"
 
 
 def test_ranges(client: mesh.Client, bucket: str) -> None:
@@ -174,6 +189,59 @@ def test_a_failed_download_leaves_nothing(client: mesh.Client, bucket: str, tmp_
     with pytest.raises(NotFoundError, match="mesh ls"):
         download(client, bucket, "nope", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("letter", ["k", "ü", "漢"])
+def test_a_file_may_have_a_name_of_255_bytes(
+    client: mesh.Client, bucket: str, tmp_path: Path, letter: str
+) -> None:
+    name = letter * (255 // len(letter.encode()))
+    client.put(bucket, "k", b"body")
+    download(client, bucket, "k", tmp_path / name)
+    assert (tmp_path / name).read_bytes() == b"body"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_downloads_to_one_file_do_not_meet(client: mesh.Client, bucket: str, tmp_path: Path) -> None:
+    """Threads of a process, or pods on a shared volume, whose processes have the same number."""
+    data, target = os.urandom(3 * MIB), tmp_path / "out"
+    client.put(bucket, "k", data)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def pause(_: int) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(download, client, bucket, "k", target, progress=pause)
+        try:
+            assert begun.wait(60)
+            download(client, bucket, "k", target)
+            assert target.read_bytes() == data
+        finally:
+            goes_on.set()
+        assert slow.result(60).size == len(data)
+    assert target.read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_copy_in_parts_keeps_what_a_whole_one_keeps(client: mesh.Client, bucket: str, s3: Any) -> None:
+    given = {
+        "CacheControl": "max-age=60",
+        "ContentDisposition": "inline",
+        "ContentEncoding": "gzip",
+        "ContentLanguage": "de",
+        "ContentType": "text/plain",
+        "Metadata": {"author": "me"},
+    }
+    s3.put_object(Bucket=bucket, Key="a", Body=os.urandom(6 * MIB), Tagging="k%201=v%2F2&b=", **given)
+    for name, tuning in (("whole", Tuning()), ("parts", PARTS)):
+        copy(client, (bucket, "a"), (bucket, name), tuning=tuning)
+        found = s3.head_object(Bucket=bucket, Key=name)
+        assert ("-" in found["ETag"]) == (name == "parts")
+        assert {field: found[field] for field in given} == given
+        tags = s3.get_object_tagging(Bucket=bucket, Key=name)["TagSet"]
+        assert {tag["Key"]: tag["Value"] for tag in tags} == {"k 1": "v/2", "b": ""}
 
 
 def test_refusals_say_what_to_do(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
