@@ -24,8 +24,6 @@ SCRAPE_LABEL: Final = f"{GROUP}/scrape"
 """Label of the one Service by which Prometheus finds the daemons."""
 STORE_LABEL, TOPIC_LABEL = f"{GROUP}/store", f"{GROUP}/topic"
 """Labels of objects of the daemons' control store: its MeshCluster, and the first part of the key."""
-OPERATOR_LABELS: Final = {"app.kubernetes.io/component": "operator"}
-"""Of the operator's pods, as the chart makes them."""
 DISKS: Final = f"disks.{GROUP}/"
 """Labels of Kubernetes nodes on which daemons have directories."""
 
@@ -54,7 +52,8 @@ def origins_secret(cluster: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A MeshCluster. `places`: known Kubernetes nodes; None if nodes may not be read (namespaced scope).
-    `operator_namespace`: where the operator's pod is; empty: it runs in none."""
+    `operator_namespace`: where the operator's pod is; empty: it runs in none. `operator_labels`: of that
+    pod."""
 
     name: str
     namespace: str
@@ -63,6 +62,7 @@ class Cluster:
     places: tuple[HostNode, ...] | None = None
     account: str = "default"
     operator_namespace: str = ""
+    operator_labels: tuple[tuple[str, str], ...] = ()
 
     def replicas(self, pool: NodePool) -> int | None:
         """Return how many daemons a pool should have; None if that depends on nodes that may not be read."""

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -228,12 +229,13 @@ class Manager:
         self, settings: OperatorSettings, config: KubeConfig, holder: str, end: Callable[[], None]
     ) -> None:
         """`end` is called when a part fails; the process should then stop the manager and exit."""
-        self._settings, self._end = settings, end
+        self._end = end
         self._client = AsyncClient(config=config.get(), timeout=httpx2.Timeout(30))
         self._client._client._client.event_hooks["response"].append(_ensure_content_type)
         self.kube = Kube(self._client)
         self.recorder = EventRecorder(self.kube, now_stamp)
         namespace = settings.lease_namespace or self._client.namespace
+        self.settings = settings = replace(settings, lease_namespace=namespace)
         self.leading = LeaderElection(
             *(self.kube, namespace, LEASE, holder),
             stamp=now_stamp,
@@ -250,22 +252,22 @@ class Manager:
         return f"<Manager {self.leading!r} {self.queue!r}>"
 
     def _passes(self) -> dict[str, Callable[[str, str], Awaitable[float | None]]]:
-        clusters = ClusterController(self.kube, self._settings, self.recorder, now_stamp)
+        clusters = ClusterController(self.kube, self.settings, self.recorder, now_stamp)
         return {"MeshCluster": clusters.reconcile, **self.data.passes()}
 
     def start(self) -> None:
         """Start watching, and acting once this operator leads."""
-        if self._settings.metrics is not None:
-            metrics.serve(*self._settings.metrics)
+        if self.settings.metrics is not None:
+            metrics.serve(*self.settings.metrics)
         self._spawn(self.leading.run_election())
         for work in self.data.work():
             self._spawn(work)
-        for namespace in self._settings.namespaces or (None,):
+        for namespace in self.settings.namespaces or (None,):
             self._spawn(watch_daemons(self.kube, self.queue, namespace))
             self._spawn(watch_maps(self.kube, self.queue, namespace))
             for kind in KINDS:
                 self._spawn(watch(self.kube, kind.name, namespace, self.on_resource_event))
-        if self._settings.reads_nodes:
+        if self.settings.reads_nodes:
             self._spawn(watch(self.kube, "Node", None, self.on_node_event))
 
     async def stop(self) -> None:

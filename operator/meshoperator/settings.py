@@ -60,6 +60,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
+def _labels(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [each.partition("=") for each in _names(text)]
+    if not pairs or any(not name or not equals for name, equals, _ in pairs):
+        raise ValueError("NAME=VALUE, separated by commas")
+    return tuple((name, value) for name, _, value in pairs)
+
+
 def _setting(
     default: object,
     text: str,
@@ -109,6 +116,13 @@ class OperatorSettings:
         "",
         "UID of that pod, required with its name: the Lease is then deleted together with the pod.",
         unset="none: it does not run in a pod",
+    )
+    pod_labels: tuple[tuple[str, str], ...] = _setting(
+        (("app.kubernetes.io/component", "operator"),),
+        "Labels by which the NetworkPolicies of meshes admit the operator's pods, NAME=VALUE, separated by "
+        "commas.",
+        parse=_labels,
+        unset="app.kubernetes.io/component=operator",
     )
     daemon_account: str = _setting("shardmesh-daemon", "ServiceAccount of the daemons.")
     daemon_role: str = _setting(

@@ -60,6 +60,18 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
     )
 
 
+def test_what_a_mesh_says_of_its_nodes_can_be_read_at_the_nodes() -> None:
+    """Who waits for a condition of the mesh looks at its nodes next: their statuses are written first."""
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    world.pods()["mesh-s-0"]["status"] = {"conditions": [{"type": "Ready", "status": "False"}]}
+    api.changed.clear()
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
+    told = [plural for plural in api.changed if plural in ("meshclusters", "meshnodes")]
+    assert told == ["meshnodes", "meshclusters"]
+
+
 def test_it_says_what_kubernetes_says_of_pods_that_are_not_made_or_do_not_start() -> None:
     api = Api()
     world = World(api)

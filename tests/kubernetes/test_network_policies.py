@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from meshoperator.cluster_model import OPERATOR_LABELS, Cluster
+from meshoperator.cluster_model import Cluster
 from meshoperator.planners.manifests import cluster_manifests
 from meshoperator.resources import MeshClusterSpec, parse
+from meshoperator.settings import OperatorSettings
 from tests.kubernetes.test_chart import rendered
 from tests.support.network_policies import Peer, allows, pod_peer
 
@@ -110,7 +111,10 @@ class Installation:
         found = rendered(values or {})
         (template,) = (each["spec"]["template"] for each in found if each["kind"] == "Deployment")
         document = parse(MeshClusterSpec, {"image": "i:1", "nodePools": [POOL], **spec})
-        cluster = Cluster("mesh", mesh, "uid", document, (), operator_namespace="ns")
+        variables = template["spec"]["containers"][0]["env"]
+        environ = {each["name"]: each["value"] for each in variables if "value" in each}
+        labels = OperatorSettings.from_environment(environ).pod_labels
+        cluster = Cluster("mesh", mesh, "uid", document, (), "default", "ns", labels)
         made = cluster_manifests(cluster, settled=True)
         (daemons,) = (each["spec"]["template"] for each in made if each["kind"] == "StatefulSet")
         self.policies: list[Policy] = [
@@ -165,10 +169,12 @@ def test_what_is_needed_is_allowed(mesh: str, port: int, namespaces: dict[str, s
 @pytest.mark.parametrize("mesh", ["ns", "elsewhere"])
 def test_what_is_not_needed_is_refused(mesh: str) -> None:
     found = Installation(mesh, networkPolicy={"fromNamespaces": TRUSTED})
-    impostor = Peer("jobs", OPERATOR_LABELS, {NAMED: "jobs"})
+    impostor = Peer("jobs", found.operator.labels, {NAMED: "jobs"})
+    another = Peer("ns", {"app.kubernetes.io/component": "operator"}, {NAMED: "ns"})
     not_needed = {
         "a pod of another namespace": (client("jobs"), found.daemon, 9000),
         "with the operator's labels": (impostor, found.daemon, 9000),
+        "another product's operator": (another, found.daemon, 9000),
         "from outside": (OUTSIDE, found.daemon, 9000),
         "another port of a daemon": (client("jobs", **TRUSTED), found.daemon, 22),
         "another port of the operator": (client("jobs", **TRUSTED), found.operator, 22),

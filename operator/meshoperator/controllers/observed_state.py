@@ -198,6 +198,7 @@ class Observer:
             places,
             self._settings.daemon_account,
             self._settings.lease_namespace if self._settings.pod_name else "",
+            self._settings.pod_labels,
         )
 
     async def observe(self, cluster: Cluster) -> ObservedState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.cluster_model import OPERATOR_LABELS, SCRAPE_LABEL, owned
+from meshoperator.cluster_model import SCRAPE_LABEL, owned
 
 if TYPE_CHECKING:
     from meshoperator.cluster_model import Cluster, Manifest
@@ -70,7 +70,7 @@ def network_policy(cluster: Cluster) -> Manifest:
 def _operator(cluster: Cluster) -> list[dict[str, Any]]:
     """Return the operator's pods as a source of connections. Kubernetes 1.21 and later label each namespace
     with its name."""
-    pods = {"podSelector": {"matchLabels": dict(OPERATOR_LABELS)}}
+    pods = {"podSelector": {"matchLabels": dict(cluster.operator_labels)}}
     if not (namespace := cluster.operator_namespace):
         return []
     if namespace == cluster.namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,13 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lightkube import KubeConfig
 
 from meshoperator.__main__ import with_arguments
+from meshoperator.controllers.observed_state import Observer
 from meshoperator.listen_socket import listen, usable_host
+from meshoperator.manager import Manager
 from meshoperator.settings import OperatorSettings, variables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from meshoperator.cluster_model import Cluster
+
+POOL = {"name": "s", "replicas": 1, "tiers": [{"name": "d", "class": "ssd", "hostPath": "/mnt/d"}]}
 
 
 def silent(_: socket.socket) -> None:
@@ -137,14 +145,44 @@ def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFix
     assert OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "[::]:1"}).health == ("::", 1)
 
 
-def _start(place: Path, api: int, health: int, **more: str) -> subprocess.Popen[bytes]:
-    config = {
+@pytest.mark.parametrize(("given", "namespace"), [("", "ns"), ("other", "other")])
+def test_policies_admit_an_operator_without_a_namespace_for_its_lease(given: str, namespace: str) -> None:
+    """Its pod is in that of the kubeconfig, as in a pod in its own."""
+
+    async def seen() -> Cluster:
+        settings = OperatorSettings(lease_namespace=given, pod_name="o", pod_uid="u", reads_nodes=False)
+        manager = Manager(settings, KubeConfig.from_dict(_config(1)), "o", lambda: None)
+        observer = Observer(manager.kube, manager.settings, str)
+        metadata = {"name": "m", "namespace": "meshes", "uid": "uid"}
+        return await observer.load_cluster(
+            {"metadata": metadata, "spec": {"image": "i:1", "nodePools": [POOL]}}
+        )
+
+    assert asyncio.run(seen()).operator_namespace == namespace
+
+
+def test_labels_of_the_operators_pods() -> None:
+    given = {"MESH_OPERATOR_POD_LABELS": "app.kubernetes.io/instance=a,x="}
+    assert OperatorSettings.from_environment(given).pod_labels == (
+        ("app.kubernetes.io/instance", "a"),
+        ("x", ""),
+    )
+    for wrong in (",", "x", "=y", "a=b,c"):
+        with pytest.raises(ValueError, match=r"MESH_OPERATOR_POD_LABELS is .*; write NAME=VALUE"):
+            OperatorSettings.from_environment({"MESH_OPERATOR_POD_LABELS": wrong})
+
+
+def _config(api: int) -> dict[str, Any]:
+    return {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{api}"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
     }
-    (place / "kubeconfig").write_text(json.dumps(config))
+
+
+def _start(place: Path, api: int, health: int, **more: str) -> subprocess.Popen[bytes]:
+    (place / "kubeconfig").write_text(json.dumps(_config(api)))
     own = {"KUBECONFIG": str(place / "kubeconfig"), "MESH_OPERATOR_HEALTH": f"127.0.0.1:{health}"}
     with (place / "log").open("wb") as log:
         return subprocess.Popen(
