@@ -16,6 +16,7 @@ import pytest
 import pytest_timeout
 from hypothesis import HealthCheck, settings
 
+from meshd.transform.parquet import reader_template
 from meshd.util.shared_counters import NICE_FAILPOINT
 from tests.support import cpu_report, fresh_fixtures, sampling, scheduling
 from tests.support.daemon_cluster import running_nodes
@@ -59,6 +60,13 @@ def _forked_nodes() -> Iterator[None]:
     of these, with niceness, it came to nothing for minutes."""
     with _servers, forked_from(_servers), with_failpoints(f"{NICE_FAILPOINT}=error"):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parquet_template() -> Iterator[None]:
+    """The process that readers of Parquet are forked from ends with the tests, as with a node."""
+    yield
+    reader_template.close_template()
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +117,7 @@ def _no_process_left() -> Iterator[None]:
     before |= {daemon.pid for daemon in shared}  # a test may have restarted one that others use, too
     before |= running_nodes()  # of meshes that a whole module uses, restarted in between
     before |= _servers.pids
+    before.add(reader_template.template_pid())  # readers of Parquet in this process share it
     left = {pid: _command(pid) for pid in _children() - before}
     assert not left, f"the test left processes running: {left}"
 

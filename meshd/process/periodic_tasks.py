@@ -41,6 +41,7 @@ from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import ExhaustedError, StoreError, is_exhausted
 from meshd.telemetry import metrics
 from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
+from meshd.transform.parquet.reader_template import take_unused_template
 from meshd.util import shared_counters
 from meshd.util.async_tasks import sleep_to_tick
 from meshd.util.clock_jumps import SETTLE_SECONDS
@@ -90,8 +91,13 @@ def process_tasks(node: NodeContext, reporter: ChildReporter) -> list[PeriodicTa
     async def look() -> None:
         node.mesh.current_map()  # the node waits until its slowest process has adopted a new map
 
+    async def end_unused_template() -> None:
+        if (template := take_unused_template()) is not None:
+            await asyncio.to_thread(template.close)
+
     return [
         PeriodicTask("tidy", 10.0, tidy),
+        PeriodicTask("parquet", 30.0, end_unused_template),
         PeriodicTask("index", 1.0, lambda: leave_unusable_index(node.store)),
         PeriodicTask("heartbeat", node.settings.hang_timeout / 10, beat),
         PeriodicTask("map", 0.5, look),

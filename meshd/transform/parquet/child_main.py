@@ -1,20 +1,27 @@
-"""Main of the Parquet child process: drops its rights, requests the bytes of one file and sends its rows.
+"""Main of the Parquet template, and of the readers that it forks: a reader drops its rights, requests the
+bytes of one file and sends its rows.
 
-Law: the process handles one file and exits. It loads pyarrow first, because no file can be opened
-later, and reads the first byte of the file after the last right is dropped. Invariant: it holds one
-batch of rows, and the lengths of all rows.
+Law: the template loads pyarrow and handles no file. A reader handles one file and exits. It opens no file,
+because none can be opened later, and reads the first byte of its file after the last right is dropped; of
+the template's descriptors it keeps its socket alone. Invariant: it holds one batch of rows, and the lengths
+of all rows.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
 import resource
+import selectors
+import signal
+import socket
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
+from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ, STARTED
 from meshd.transform.sandbox import restrictions, seccomp
 from meshwire.dataset.archive_keys import slices_of
 
@@ -24,33 +31,152 @@ if TYPE_CHECKING:
     from meshd.transform.parquet.messages import Converter
 
 _CPU_SECONDS: Final = 1800
+_MAX_REQUEST: Final = 4096
+_LINK: Final = 3
+_MAX_FILES: Final = 1 << 20
 
 
 def main() -> None:
-    """Entry point of the process, run by `python -c` with the settings as the first argument."""
-    settings = json.loads(sys.argv[1])
-    restrictions.set_parent_death_signal(settings["parent"])
-    link = _Link(settings["socket"])
+    """Entry point of the template, run by `python -c` with the number of its socket as the first
+    argument."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    _Template(requests, _load()).run()
+
+
+def _load() -> tuple[str, str] | None:
+    """Load what readers need. Returns why they cannot run: a kind of failure, and its reason."""
+    sys.meta_path.insert(0, _NotPandas())
+    try:
+        for kind in ("rows", "table", "statistics", "preview"):
+            _preload_pyarrow(_converter(kind), arrow=kind in ("table", "preview"))
+    except ImportError as error:
+        return "missing", str(error)
+    if len(os.listdir("/proc/self/task")) != 1:  # a fork has one thread, and the filter restricts one only
+        return "refused", _refusal("pyarrow started a thread")
+    gc.collect()
+    gc.freeze()  # the collector of a reader that looked through it would copy it
+    return None
+
+
+def _refusal(why: object) -> str:
+    return f"this node cannot restrict a process: {why}"
+
+
+class _Template:
+    """Forks a reader for each request, tells how it ended, and ends one whose owner has gone; ends when
+    nobody can ask any more. `failure`: why no reader can run."""
+
+    def __init__(self, requests: socket.socket, failure: tuple[str, str] | None) -> None:
+        self._requests, self._failure = requests, failure
+        self._readers: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+        self._woken, waker = socket.socketpair()
+        self._waker = waker
+        for end in (self._woken, waker):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    self._reap()
+                elif key.fileobj is not self._requests:
+                    self._end(key.data)
+                elif not self._answer():
+                    return  # its readers end with it
+
+    def _answer(self) -> bool:
+        """Take one request; returns False if there will be none."""
+        text, files, _, _ = socket.recv_fds(self._requests, _MAX_REQUEST, 2)
+        if not text:
+            return False
+        link, owner = files[0], socket.socket(fileno=files[1])
+        if self._failure is None:
+            self._fork(json.loads(text), link, owner)
+        else:
+            with owner, suppress(OSError):  # nobody waits any more
+                owner.send(STARTED)
+                _Link(link).fail(*self._failure)
+        os.close(link)
+        return True
+
+    def _fork(self, settings: dict[str, Any], link: int, owner: socket.socket) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with owner, suppress(OSError):
+                owner.send(b"%d" % (error.errno or 0))
+            return
+        if not pid:
+            _be_reader(settings, link, parent)
+        self._readers[pid] = owner
+        self._selector.register(owner, selectors.EVENT_READ, pid)
+        with suppress(OSError):
+            owner.send(STARTED)
+
+    def _end(self, pid: int) -> None:
+        """Nobody wants what this reader does."""
+        if pid in self._readers:
+            self._selector.unregister(self._readers[pid])
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+        with suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                owner = self._readers.pop(found[0])
+                with suppress(KeyError):  # `_end` did
+                    self._selector.unregister(owner)
+                with owner, suppress(OSError):
+                    owner.send(b"%d" % os.waitstatus_to_exitcode(found[1]))
+
+
+def _be_reader(settings: dict[str, Any], link: int, parent: int) -> NoReturn:
+    """Read one file, from fork to exit; nothing of the template's stack runs after it."""
+    code = 1
+    try:
+        restrictions.set_parent_death_signal(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(link, _LINK)
+        os.closerange(_LINK + 1, _MAX_FILES)
+        _read_file(_Link(_LINK), settings)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _read_file(link: _Link, settings: dict[str, Any]) -> None:
     try:
         converter = _confined(settings["memory"], settings["kind"])
-    except ImportError as error:
-        link.fail("missing", str(error))
     except OSError as error:
-        link.fail("refused", f"this node cannot restrict a process: {error}")
+        link.fail("refused", _refusal(error))
     else:
         _send_rows(link, converter, _Source(link, settings["size"]))
 
 
 def _confined(memory: int, kind: str) -> Converter:
-    """Drop all rights and return the converter. Raises ImportError, OSError."""
+    """Drop all rights and return the converter. Raises OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()
     restrictions.drop_capabilities()
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    sys.meta_path.insert(0, _NotPandas())
+    made, slices = _converter(kind), slices_of(kind)[1]
+    seccomp.install_filter(files=False, last=True)
+    restrictions.set_memory_limit(statm, memory)
+    return made() if not slices else made(slices)  # type: ignore[call-arg]  # only tables have slices
+
+
+def _converter(kind: str) -> type[Converter]:
+    """Raises ImportError."""
     made: type[Converter]
-    whole, slices = slices_of(kind)
-    if whole == "table":
+    if slices_of(kind)[0] == "table":
         from meshd.transform.parquet.table_conversion import TableConverter as made
     elif kind == "statistics":
         from meshd.transform.parquet.group_statistics import StatisticsConverter as made
@@ -58,12 +184,7 @@ def _confined(memory: int, kind: str) -> Converter:
         from meshd.transform.parquet.row_preview import PreviewConverter as made
     else:
         from meshd.transform.parquet.row_conversion import RowConverter as made
-    _preload_pyarrow(made, arrow=whole in ("table", "preview"))
-    if len(os.listdir("/proc/self/task")) != 1:  # the filter restricts one thread only
-        raise restrictions.RestrictionError("pyarrow started a thread")
-    seccomp.install_filter(files=False, last=True)
-    restrictions.set_memory_limit(statm, memory)
-    return made() if not slices else made(slices)  # type: ignore[call-arg]  # only tables have slices
+    return made
 
 
 def _preload_pyarrow(converter: type[Converter], *, arrow: bool) -> None:

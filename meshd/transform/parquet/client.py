@@ -1,36 +1,29 @@
-"""Client of the Parquet child process: starts it and yields the rows of one file.
+"""Client of the Parquet reader: starts one and yields the rows of one file.
 
-Law: calls block and end within their time limit, and the child ends with the generator. The child's
+Law: calls block and end within their time limit, and the reader ends with the generator. The reader's
 output is untrusted; it receives the bytes of its file and no others.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Final
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ
-from meshd.transform.sandbox.client import ENVIRONMENT, package_paths
+from meshd.transform.parquet.reader_template import TemplateEndedError, start_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from meshd.transform.parquet.reader_template import Reader
 
 MEMORY: Final = 2 << 30
 """Bytes that the process may use, in addition to pyarrow itself."""
 SILENT_SECONDS: Final = 120.0
 """Time after which a silent process is killed."""
 _AGAIN, _ENOUGH, _A_READ = 8, 256 << 20, 64  # read budget in bytes: many small reads, some of them twice
-_CODE = "from meshd.transform.parquet.child_main import main; main()"
-_ARROW = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "ARROW_IO_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
 
 
 class ParquetError(Exception):
@@ -57,34 +50,31 @@ def parquet_rows(
     ParquetUnsupportedError, and what `read` raises.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    settings = {
-        "parent": os.getpid(),
-        "socket": theirs.fileno(),
-        "size": size,
-        "memory": memory,
-        "kind": kind,
-    }
     with ours:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-c", _CODE, json.dumps(settings)],
-                env=ENVIRONMENT | _ARROW | {"PYTHONPATH": os.pathsep.join(package_paths())},
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
+            reader = _started(theirs, {"size": size, "memory": memory, "kind": kind}, silent)
         ours.settimeout(silent)
         try:
             yield from _received_pieces(ours, read, size)
         except TimeoutError:
-            raise ParquetError(f"its reader sent nothing for {silent:.0f} s") from None
+            raise _silent(silent) from None
         except (ConnectionError, EOFError):
-            raise ParquetError(_ended(process)) from None
+            raise ParquetError(_ended(reader)) from None
         finally:
-            process.kill()
-            process.wait()
+            reader.end()
+
+
+def _started(link: socket.socket, settings: dict[str, object], silent: float) -> Reader:
+    try:
+        return start_reader(link, settings, silent)
+    except TimeoutError:
+        raise _silent(silent) from None
+    except TemplateEndedError as error:
+        raise ParquetError(_crashed(error.code)) from None
+
+
+def _silent(seconds: float) -> ParquetError:
+    return ParquetError(f"its reader sent nothing for {seconds:.0f} s")
 
 
 def _received_pieces(ours: socket.socket, read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
@@ -126,10 +116,19 @@ def _plain(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text[:MAX_TOLD]).split())
 
 
-def _ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait(10)
+def _ended(reader: Reader) -> str:
+    try:
+        code = reader.exit_code()
+    except TemplateEndedError as error:
+        code = error.code
+    except TimeoutError:
+        return "its reader closed its socket"
     if code == -signal.SIGXCPU:
         return "reading it took too much CPU time"
+    return _crashed(code)
+
+
+def _crashed(code: int) -> str:
     return f"its reader crashed ({signal.Signals(-code).name if code < 0 else f'exit {code}'})"
 
 

@@ -19,6 +19,9 @@ READ, DATA, DONE, FAILED = b"R", b"D", b".", b"!"
 PIECE: Final = 1 << 20
 """Maximum bytes of one message."""
 MAX_TOLD: Final = 400
+STARTED: Final = b"started"
+"""What the template says of a reader that it has forked; otherwise the number of the error, and at the
+reader's end its exit code."""
 
 
 class Converter(Protocol):

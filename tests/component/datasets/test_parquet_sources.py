@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
+from meshd.transform.parquet import reader_template
 from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
 from meshsdk import ops
 from meshsdk.cli import run
@@ -24,7 +27,6 @@ from tests.support.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from meshsdk.client.s3_client import Client
 
@@ -192,8 +194,9 @@ def read(data: bytes, **how: Any) -> bytes:
 
 
 def readers() -> list[psutil.Process]:
-    """Processes of this one's that read Parquet."""
-    return [each for each in psutil.Process().children() if "parquet.child_main" in "".join(each.cmdline())]
+    """Processes that read Parquet for this one."""
+    template = reader_template.template_pid()
+    return psutil.Process(template).children() if template else []
 
 
 def rows_in(copy: bytes) -> RowLengths:
@@ -266,13 +269,25 @@ def test_damaged_files_end_in_an_error_or_in_rows() -> None:
 
 def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = written(table(range(3)))
+
+    def stop(offset: int, length: int) -> bytes:
+        for each in readers():
+            each.suspend()
+        return whole[offset : offset + length]
+
     with pytest.raises(ParquetError, match="sent nothing for"):
-        read(whole, silent=0.001)
-    monkeypatch.setattr("meshd.transform.parquet.client._CODE", "import os; os.abort()")
+        list(parquet_rows(stop, len(whole), silent=0.5))
+    assert not readers()  # also one that stands still ends
+    assert read(whole)
+    monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import time; time.sleep(60)")
+    with pytest.raises(ParquetError, match="sent nothing for"):
+        read(whole, silent=0.1)
+    assert not reader_template.template_pid()
+    monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import os; os.abort()")
     with pytest.raises(ParquetError, match=r"crashed \(SIGABRT"):
         read(whole)
     monkeypatch.setattr(
-        "meshd.transform.parquet.client._CODE",
+        "meshd.transform.parquet.reader_template._CODE",
         "import sys; sys.modules['pyarrow'] = None\n"
         "from meshd.transform.parquet.child_main import main; main()",
     )
@@ -280,11 +295,76 @@ def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.
         read(whole)
 
 
+def test_a_template_that_dies_or_is_not_used_is_replaced() -> None:
+    whole = written(table(range(3)))
+    expected = read(whole)
+    first = reader_template.template_pid()
+    assert first
+    assert read(whole) == expected
+    assert reader_template.template_pid() == first
+    psutil.Process(first).kill()
+    assert read(whole) == expected
+    second = reader_template.template_pid()
+    assert second not in (0, first)
+    assert reader_template.take_unused_template() is None  # it was used a moment ago
+    pieces = parquet_rows(lambda offset, length: whole[offset : offset + length], len(whole))
+    first_piece = next(pieces)
+    assert reader_template.take_unused_template() is None
+    assert reader_template.take_unused_template() is None  # a reader runs
+    assert first_piece + b"".join(pieces) == expected
+    assert reader_template.take_unused_template() is None
+    unused = reader_template.take_unused_template()
+    assert unused is not None
+    unused.close()
+    assert not psutil.pid_exists(second)
+    assert reader_template.template_pid() == 0
+    assert read(whole) == expected
+
+
+def test_a_template_that_dies_ends_its_readers() -> None:
+    whole = written(table(range(3)))
+
+    def kill(offset: int, length: int) -> bytes:
+        psutil.Process(reader_template.template_pid()).kill()
+        return whole[offset : offset + length]
+
+    with pytest.raises(ParquetError, match=r"crashed \(SIGKILL"):
+        list(parquet_rows(kill, len(whole)))
+    assert read(whole)
+
+
+def test_readers_share_no_descriptor() -> None:
+    """Beside its own numbers, a reader has a socket of its own, whoever else is read at the time."""
+    whole = written(table(range(3)))
+    seen = list[list[str]]()
+
+    def look(offset: int, length: int) -> bytes:
+        seen[:] = [
+            sorted(os.readlink(each) for each in Path(f"/proc/{found.pid}/fd").iterdir())
+            for found in readers()
+        ]
+        return whole[offset : offset + length]
+
+    def read_another(offset: int, length: int) -> bytes:
+        assert list(parquet_rows(look, len(whole)))
+        return whole[offset : offset + length]
+
+    assert list(parquet_rows(read_another, len(whole)))
+    sockets = []
+    for files in seen:
+        *nothing, statm, link = files
+        assert nothing == [os.devnull] * 3
+        assert statm.startswith("/proc/")
+        assert link.startswith("socket:")
+        sockets.append(link)
+    assert len(set(sockets)) == len(sockets) == 2
+
+
 def test_a_reader_does_not_load_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That would double the time until its first row."""
     (tmp_path / "pandas.py").write_text("import os; os.abort()")
     monkeypatch.setattr(
-        "meshd.transform.parquet.client._CODE",
+        "meshd.transform.parquet.reader_template._CODE",
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from meshd.transform.parquet.child_main import main; main()",
     )
