@@ -26,9 +26,16 @@ def wire(daemon: Daemon) -> Iterator[Wire]:
 
 
 @pytest.fixture(scope="session")
-def _origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def _origin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with place(tmp_path_factory.mktemp("origin")) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def _origin(_origin_server: Place) -> Place:
+    """Without what other modules put there: several have a folder `slow`, and count what is in it."""
+    _origin_server.clear()
+    return _origin_server
 
 
 @pytest.fixture

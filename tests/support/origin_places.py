@@ -208,8 +208,8 @@ class Place:
     def clear(self) -> None:
         """Remove every object."""
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket):
-            for found in page.get("Contents", []):
-                self.client.delete_object(Bucket=self.bucket, Key=found["Key"])
+            if keys := [{"Key": found["Key"]} for found in page.get("Contents", [])]:
+                self.client.delete_objects(Bucket=self.bucket, Delete={"Objects": keys, "Quiet": True})
 
 
 def weed() -> str | None:
