@@ -12,7 +12,8 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = ROOT / "helm" / "shardmesh"
 RULES: Final = CHART / "rules" / "shardmesh.yaml"
-_GROUPS: Final = {each["name"]: each["rules"] for each in yaml.safe_load(RULES.read_text())["groups"]}
+GROUPS: Final[list[dict[str, Any]]] = yaml.safe_load(RULES.read_text())["groups"]
+_GROUPS: Final = {each["name"]: each["rules"] for each in GROUPS}
 RECORDINGS: Final[list[dict[str, Any]]] = _GROUPS["shardmesh.recordings"]
 ALERTS: Final[list[dict[str, Any]]] = _GROUPS["shardmesh.alerts"]
 DASHBOARDS: Final[dict[str, dict[str, Any]]] = {

@@ -12,6 +12,7 @@ import yaml
 from tests.monitoring.shipped_files import (
     ALERTS,
     DASHBOARDS,
+    GROUPS,
     RECORDINGS,
     ROOT,
     RULES,
@@ -484,10 +485,9 @@ def _groups_of(alert: str) -> list[dict[str, Any]]:
     used = named_series(next(each["expr"] for each in ALERTS if each["alert"] == alert)) & by_name.keys()
     while more := {name for one in used for name in named_series(by_name[one])} & by_name.keys() - used:
         used |= more
-    groups = yaml.safe_load(RULES.read_text())["groups"]
     return [
         group | {"rules": kept}
-        for group in groups
+        for group in GROUPS
         if (
             kept := [
                 rule for rule in group["rules"] if rule.get("alert") == alert or rule.get("record") in used
