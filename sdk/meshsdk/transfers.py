@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -354,15 +355,21 @@ def download(
 ) -> ObjectInfo:
     """Download an object to a file and return its ObjectInfo.
 
-    The file appears under its name when it is complete. Parts are fetched concurrently, all of the same
-    version. `progress` is called with the number of bytes received; the number is negative when a part is
-    retried. Raises NotFoundError, and PreconditionError if the object is replaced during the download.
+    The file appears under its name when it is complete, with the rights of the one that it replaces. Into a
+    device or a pipe, the bytes are written one after the other. Parts are fetched concurrently, all of the
+    same version. `progress` is called with the number of bytes received; the number is negative when a part
+    is retried. Raises NotFoundError, and PreconditionError if the object is replaced during the download.
     """
     tuning = tuning or Tuning()
+    there = _status(path)
+    if there is not None and not (stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode)):
+        return _write_through(client, bucket, key, path, progress)
     name = os.fsdecode(os.fsencode(path.name)[:200])  # of 255 bytes that a name may have
     beside = path.with_name(f".{name}.{secrets.token_hex(8)}.part")
     try:
         with beside.open("xb") as file:
+            if there is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
             info = _fetch_first(client, bucket, key, file.fileno(), tuning, progress)
             starts = range(tuning.part, info.size, tuning.part)
 
@@ -378,6 +385,23 @@ def download(
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+    return info
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of what a path leads to; None if that does not exist, or cannot be seen."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _write_through(client: Client, bucket: str, key: str, path: Path, progress: Progress) -> ObjectInfo:
+    info = client.head(bucket, key)
+    with path.open("wb") as file:
+        for piece in stream(client, bucket, key):
+            file.write(piece)
+            progress(len(piece))
     return info
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.path_arguments import RemoteType
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,7 +123,14 @@ def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
     except NotFoundError as error:
         if error.code != "NoSuchKey" or not next(client.pages(url.bucket, f"{url.key}/", page=1)).entries:
             raise
+    except ServerError as error:
+        if error.status != _NO_SUCH_RANGE:
+            raise
+        return b""  # it is empty
     return None
+
+
+_NO_SUCH_RANGE = 416
 
 
 def filtered_dataset(ds: Dataset, condition: str | None, done: Steps) -> Dataset:

@@ -188,7 +188,7 @@ def _named(target: Location, name: str) -> Location:
     match target:
         case Remote() if target.is_folder:
             return target.below(name)
-        case Local(path) if path.is_dir() or str(path).endswith("/"):
+        case Local(path) if path.is_dir() or target.is_folder:
             return target.below(name)
         case _:
             return target
@@ -386,7 +386,8 @@ def copy_one(client: Client, copy: Copy, advance: Callable[[int], None]) -> None
         case Remote(bucket, key), Local(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             info = download(client, bucket, key, path, tuning=Tuning(), progress=advance)
-            os.utime(path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
+            if path.is_file():  # neither a device nor a pipe
+                os.utime(path, ns=(info.modified_ms * 1_000_000, info.modified_ms * 1_000_000))
         case Remote(bucket, key), Standard():
             output = sys.stdout.buffer
             for piece in stream(client, bucket, key):

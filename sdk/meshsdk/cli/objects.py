@@ -218,6 +218,8 @@ def _remove(
     if recursive or prefix:
         found = [entry.key for entry in client.list(url.bucket, url.key)]
         keys = [key for key in found if prefix or url.holds(key)]
+        if not keys:
+            session.tell(f"nothing to delete: there is neither {url} nor a key below it")
         if others := len(found) - len(keys):
             session.tell(f"{others} other keys begin with {url}; --prefix deletes them, too")
     else:

@@ -6,7 +6,7 @@ Invariant: a key never leads outside the folder it is downloaded into.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import click
@@ -47,7 +47,10 @@ class Remote:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Local:
+    """A file or a folder. `is_folder`: it was written with a `/` at the end, so it is one, or will be."""
+
     path: Path
+    is_folder: bool = field(default=False, compare=False)
 
     def below(self, relative: str) -> Local:
         """Return the file with a relative name below this path. Raises ConfigurationError for a name that
@@ -84,7 +87,7 @@ def parse_location(text: str) -> Location:
         return Remote(bucket, key)
     if "://" in text:
         raise click.BadParameter(f"{text!r}: addresses in the store must begin with s3://")
-    return Standard() if text == "-" else Local(Path(text))
+    return Standard() if text == "-" else Local(Path(text), text.endswith("/"))
 
 
 class LocationType(click.ParamType[Location]):

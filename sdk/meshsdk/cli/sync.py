@@ -136,6 +136,8 @@ def _folder(place: Location) -> Local | Remote:
     match place:
         case Remote(bucket, key):
             return place if place.is_folder else Remote(bucket, f"{key}/")
+        case Local(path) if path.is_file():
+            raise ConfigurationError(f"{path} is a file, and sync works on folders; copy it with `mesh cp`")
         case Local():
             return place
         case _:

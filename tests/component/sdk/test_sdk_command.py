@@ -248,6 +248,51 @@ def test_a_folder_is_deleted_without_others_whose_names_begin_alike(
     assert mesh("rm", "--prefix", f"s3://{bucket}/train").count("deleted") == 2
 
 
+def test_a_folder_for_downloads_is_made_if_it_is_written_as_one(
+    mesh: Any, s3: Any, bucket: str, tmp_path: Path
+) -> None:
+    for key in ("a/1", "a/2"):
+        s3.put_object(Bucket=bucket, Key=key, Body=key.encode())
+    mesh("cp", f"s3://{bucket}/a/1", f"{tmp_path}/one/")
+    mesh("cp", f"s3://{bucket}/a/2", f"{tmp_path}/one/")
+    mesh("cp", f"s3://{bucket}/a/1", f"s3://{bucket}/a/2", f"{tmp_path}/both/")
+    for folder in ("one", "both"):
+        found = {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
+        assert found == {"1": "a/1", "2": "a/2"}
+
+
+def test_a_download_into_a_pipe_does_not_replace_it(mesh: Any, s3: Any, bucket: str, tmp_path: Path) -> None:
+    """Nor a device: a root's /dev/null would be a file from then on."""
+    s3.put_object(Bucket=bucket, Key="k", Body=b"through the pipe")
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for target in (pipe, link):
+            mesh("cp", f"s3://{bucket}/k", target)
+            assert os.read(reader, 100) == b"through the pipe"
+            assert (pipe.is_fifo(), link.is_symlink()) == (True, True)
+    finally:
+        os.close(reader)
+
+
+def test_a_download_keeps_the_rights_of_the_file_that_it_replaces(
+    mesh: Any, s3: Any, bucket: str, tmp_path: Path
+) -> None:
+    s3.put_object(Bucket=bucket, Key="k", Body=b"new")
+    secret = tmp_path / "secret"
+    secret.write_text("old")
+    secret.chmod(0o600)
+    mesh("cp", f"s3://{bucket}/k", secret)
+    assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("new", 0o600)
+
+
+def test_an_empty_object_has_an_empty_beginning(mesh: Any, s3: Any, bucket: str) -> None:
+    s3.put_object(Bucket=bucket, Key="empty", Body=b"")
+    assert mesh("head", f"s3://{bucket}/empty") == mesh("cat", f"s3://{bucket}/empty") == ""
+
+
 def test_objects_that_stand_for_folders_do_not_stop_a_copy(
     mesh: Any, s3: Any, bucket: str, tmp_path: Path
 ) -> None:
@@ -281,6 +326,8 @@ def test_objects_that_stand_for_folders_do_not_stop_a_copy(
         (["cp", "/etc", "s3://{b}/"], 2, "add -r"),
         (["cp", "/etc/hostname", "/tmp/x"], 2, "neither side"),
         (["sync", "/etc", "/tmp"], 2, "rsync"),
+        (["sync", "/etc/hostname", "s3://{b}/x"], 2, "is a file"),
+        (["sync", "s3://{b}/x", "/etc/hostname"], 2, "is a file"),
         (["ls", "http://x/y"], 2, "s3://"),
         (["stat", "local"], 2, "not in the store"),
         (["mb", "s3://{b}/key"], 2, "names a key"),
