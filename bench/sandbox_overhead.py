@@ -48,7 +48,7 @@ _DEAR = 40  # how many samples fewer the dear ways get
 
 
 def _ways(stack: ExitStack, pixels: npt.NDArray[np.uint8]) -> dict[str, Way]:
-    from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcess
+    from meshd.transform.sandbox.sandbox_process import SandboxPolicy, SandboxProcess
 
     def confined(sealed: bool) -> Way:
         process = SandboxProcess("same", _SOURCE, 256 << 20, SandboxPolicy(sealed=sealed))

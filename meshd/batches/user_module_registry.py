@@ -18,7 +18,7 @@ from meshd.control.user_modules import Build, PushedModule
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, asset_key
 from meshd.transform.errors import UnknownOpError
-from meshd.transform.sandbox.client import SandboxDiedError, UnusableModuleError, read_declarations
+from meshd.transform.sandbox.sandbox_process import SandboxDiedError, UnusableModuleError, read_declarations
 from meshd.transform.sandbox.user_op_definitions import MODULES, encode_module, missing_build_error
 from meshwire.errors import S3Error
 from meshwire.plan.module_bundle import split_bundle
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.store.api import ObjectStore
     from meshd.transform.op_types import OpDefinition
-    from meshd.transform.sandbox.client import SandboxPolicy
+    from meshd.transform.sandbox.sandbox_process import SandboxPolicy
     from meshd.util.clock import Clock
     from meshwire.plan.module_bundle import SharedObject
     from meshwire.plan.op_declarations import OpDeclaration

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from meshd.telemetry import logs
 from meshd.transform import worker
 from meshd.transform.resource_limits import RowLimits
-from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcessPool
+from meshd.transform.sandbox.process_pool import SandboxProcessPool
+from meshd.transform.sandbox.sandbox_process import SandboxPolicy
 from meshd.transform.sandbox.user_op_definitions import MODULES
 
 if TYPE_CHECKING:

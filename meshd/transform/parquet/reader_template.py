@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from meshd.transform.parquet.messages import STARTED
-from meshd.transform.sandbox.client import ENVIRONMENT, package_paths
+from meshd.transform.sandbox.sandbox_process import ENVIRONMENT, package_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.transform.sandbox import restrictions
-from meshd.transform.sandbox.client import SandboxPolicy, SandboxProcess, UnusableModuleError
+from meshd.transform.sandbox.sandbox_process import SandboxPolicy, SandboxProcess, UnusableModuleError
 from meshwire.plan.module_bundle import SharedObject, join_bundle, split_bundle
 from tests.support.native_wheels import BASE, LIBRARY, MODULE, build_files, join_wheel, wheel_name
 

@@ -14,14 +14,14 @@ import pytest
 
 from meshd.transform.errors import BadSampleError, WrongOutputError
 from meshd.transform.sandbox import restrictions, seccomp
-from meshd.transform.sandbox.client import (
+from meshd.transform.sandbox.messages import ARENA_BYTES, OUT
+from meshd.transform.sandbox.process_pool import SandboxProcessPool
+from meshd.transform.sandbox.sandbox_process import (
     SandboxDiedError,
     SandboxPolicy,
     SandboxProcess,
-    SandboxProcessPool,
     UnusableModuleError,
 )
-from meshd.transform.sandbox.messages import ARENA_BYTES, OUT
 from meshd.transform.sandbox.user_op_definitions import encode_module, parse_module
 from meshwire.plan.op_declarations import OpDeclaration, parse_declarations
 
