@@ -25,7 +25,7 @@ from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConf
 from meshd.errors import StartupError
 from meshd.util import shared_counters
 from meshd.util.directories import sync_directory
-from meshwire.cluster import transitions as transitions
+from meshwire.cluster import transitions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from meshd.cluster.peer_checks import probe_map_version
 from meshd.cluster.replica_counts import replica_shortfall
 from meshd.control.control_api import ControlError, LeaseLostError
 from meshd.telemetry import metrics
-from meshwire.cluster import transitions as transitions
+from meshwire.cluster import transitions
 from meshwire.cluster.cluster_map import STATES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from meshd.control.control_api import ControlError
 from meshd.errors import StartupError
 from meshd.telemetry import metrics
 from meshd.util import shared_counters
-from meshwire.cluster import transitions as transitions
+from meshwire.cluster import transitions
 
 if TYPE_CHECKING:
     from meshd.config import ClusterSettings

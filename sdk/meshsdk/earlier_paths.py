@@ -126,7 +126,7 @@ ELSEWHERE: Final[Mapping[str, Mapping[str, str]]] = {
 """Names in them that are in another module than the rest."""
 
 SPLIT: Final[Mapping[str, Mapping[str, str]]] = {
-    "client": dict.fromkeys(("Client", "ObjectInfo"), "client.s3_client"),
+    "client": {"Client": "client.s3_client", "ObjectInfo": "client.object_info"},
     "client.native_api": {"FrameAddress": "loader.epoch_iterator"},
     "client.transport": {
         "json_request": "client.request",

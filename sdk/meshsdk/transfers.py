@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from meshsdk.client.error_responses import explained, parsed
+from meshsdk.client.object_info import read_copied, read_etag, read_info
 from meshsdk.client.request import (
     Request,
     crc64,
@@ -29,7 +30,6 @@ from meshsdk.client.request import (
     query_string,
     write_conditions,
 )
-from meshsdk.client.s3_client import read_copied, read_etag, read_info
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
 from meshwire.s3 import xml_documents
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from meshsdk.client.http_connection import Response
-    from meshsdk.client.s3_client import Client, ObjectInfo
+    from meshsdk.client.object_info import ObjectInfo
+    from meshsdk.client.s3_client import Client
 
     Progress = Callable[[int], None]
 

@@ -147,7 +147,7 @@ SECTIONS = (
         (
             Entry("meshsdk.client.s3_client.connect", "mesh.connect"),
             _given("meshsdk.client.s3_client.Client", "mesh.Client"),
-            _given("meshsdk.client.s3_client.ObjectInfo"),
+            _given("meshsdk.client.object_info.ObjectInfo"),
             Entry("meshsdk.client.gather.Item", "mesh.Item"),
             _given("meshsdk.client.gather.Gathered", "mesh.Gathered"),
             Entry("meshsdk.transfers.upload"),

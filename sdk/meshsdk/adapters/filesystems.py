@@ -30,7 +30,7 @@ from meshwire.sigv4 import presign
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshsdk.client.s3_client import ObjectInfo
+    from meshsdk.client.object_info import ObjectInfo
     from meshwire.s3.result_types import ObjectEntry
 
 PROTOCOL = "mesh"

@@ -8,12 +8,13 @@ its sockets.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from meshsdk.client import gather
 from meshsdk.client.error_responses import explained, missing, parsed
+from meshsdk.client.object_info import ObjectInfo, read_copied, read_etag, read_head
 from meshsdk.client.request import (
     Request,
     crc64,
@@ -26,17 +27,15 @@ from meshsdk.client.request import (
 from meshsdk.client.settings import load_settings
 from meshsdk.client.transport import Transport
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshwire.http_values import conditional_requests, dates
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from meshsdk.client.gather import Gathered, Item
-    from meshsdk.client.http_connection import Buffer, Response
+    from meshsdk.client.http_connection import Buffer
     from meshsdk.client.settings import Settings
     from meshwire.s3.result_types import (
         BucketEntry,
-        CopyResult,
         DeleteFailure,
         MemberEntry,
         MemberListing,
@@ -44,29 +43,9 @@ if TYPE_CHECKING:
         ObjectListing,
     )
 
+__all__ = ["Client", "ObjectInfo", "connect"]
 
 _PAGE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """Size, ETag and metadata of an object, from the headers of a HEAD or GET.
-
-    Attributes:
-        size: in bytes.
-        etag: without quotes.
-        modified_ms: time of the last modification, in milliseconds since 1970, UTC.
-        content_type: the media type; "" if the object has none.
-        metadata: user metadata; names in lower case, without `x-amz-meta-`.
-        headers: all headers of the response; names in lower case.
-    """
-
-    size: int
-    etag: str
-    modified_ms: int
-    content_type: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Client:
@@ -202,7 +181,7 @@ class Client:
         """Return size, ETag, type and metadata of an object, without its bytes. Raises NotFoundError."""
         request = Request("HEAD", object_path(bucket, key))
         try:
-            return self.transport.call(request, _read_head)
+            return self.transport.call(request, read_head)
         except NotFoundError as error:
             raise missing(bucket, key) from error
 
@@ -364,9 +343,6 @@ class Client:
         return type(self), (self.settings,)
 
 
-# --- shared with transfers ------------------------------------------------------------------------
-
-
 def _check_bytes(data: Any) -> None:
     try:
         memoryview(data)
@@ -375,37 +351,6 @@ def _check_bytes(data: Any) -> None:
             f"put stores bytes, not {type(data).__name__}: encode text with text.encode(), and upload a file "
             "with meshsdk.transfers.upload(client, path, bucket, key)"
         ) from error
-
-
-def read_etag(response: Response) -> str:
-    """Return the ETag of a stored object or part."""
-    response.read()
-    return conditional_requests.unquote_etag(response.headers.get("etag", ""))
-
-
-def read_copied(response: Response) -> CopyResult:
-    """Return the facts of a copy. Raises ServerError, as the body may report a failure despite status 200."""
-    from meshwire.s3 import xml_documents
-
-    return parsed(xml_documents.parse_copy_result, response.read())
-
-
-def _read_head(response: Response) -> ObjectInfo:
-    text = response.headers.get("content-length", "0")
-    return read_info(response, int(text) if text.isascii() and text.isdigit() else 0)
-
-
-def read_info(response: Response, size: int) -> ObjectInfo:
-    """Return the ObjectInfo from the headers of a HEAD or GET."""
-    headers = response.headers
-    modified = dates.parse_http(headers.get("last-modified", "")) or 0
-    metadata = {
-        name.removeprefix("x-amz-meta-"): value
-        for name, value in headers.items()
-        if name.startswith("x-amz-meta-")
-    }
-    etag = conditional_requests.unquote_etag(headers.get("etag", ""))
-    return ObjectInfo(size, etag, modified * 1000, headers.get("content-type", ""), metadata, headers)
 
 
 def connect(

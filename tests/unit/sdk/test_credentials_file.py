@@ -10,7 +10,7 @@ import pytest
 
 from meshsdk.client.request import Request
 from meshsdk.client.settings import load_settings
-from meshsdk.client.transport import Signer
+from meshsdk.client.signer import Signer
 from meshsdk.errors import ConfigurationError
 
 if TYPE_CHECKING:

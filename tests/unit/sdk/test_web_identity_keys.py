@@ -11,7 +11,8 @@ import pytest
 
 from meshsdk.client import web_identity
 from meshsdk.client.settings import load_settings
-from meshsdk.client.transport import Transport, keys_of
+from meshsdk.client.signer import keys_of
+from meshsdk.client.transport import Transport
 from meshsdk.client.web_identity import WebIdentityKeys
 from meshsdk.errors import AccessError, ConfigurationError, ConnectError
 from meshwire.sts_query import (
