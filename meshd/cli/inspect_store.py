@@ -225,7 +225,7 @@ def segment(settings: StoreSettings, file: str, as_json: bool) -> None:
         except ValueError as error:
             raise click.ClickException(f"{file!r} is neither a hexadecimal number nor a file name") from error
         with sight.index.read_transaction() as txn:
-            info = sight.index.get_file(txn, number)
+            info = sight.index.files.get_file(txn, number)
         if info is None:
             raise click.ClickException(f"the index has no data file {number:012x}; see meshd inspect stats")
         with DataFileScan(info.disk, number, sight.disks.path(info.disk, number)) as survey:
@@ -289,10 +289,10 @@ def stats(settings: StoreSettings, as_json: bool) -> None:
 
 def _counts(index: Index) -> Iterator[tuple[str, int]]:
     with index.read_transaction() as txn:
-        files = [info for _, info in index.all_files(txn)]
+        files = [info for _, info in index.files.all_files(txn)]
         yield "objects", index.objects.count(txn)
         yield "versions", index.versions.older.count(txn)
-        yield "uploads", index.uploads.count(txn)
+        yield "uploads", index.uploads.table.count(txn)
     yield "segments", sum(info.kind == "segment" for info in files)
     yield "own_files", sum(info.kind == "own" for info in files)
     yield "live_bytes", sum(info.live for info in files)

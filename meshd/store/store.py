@@ -32,7 +32,6 @@ from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index, object_key
 from meshd.store.index.tombstones import Tombstones, ended_uploads, removals_since
-from meshd.store.index.upload_listing import list_uploads
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
 from meshd.store.records import INTERNAL_WRITE, NULL, Removed, Upload, WriteContext
@@ -369,13 +368,14 @@ class Store:
 
     def get_upload(self, bucket: str, key: str, upload_id: str) -> Upload | None:
         with self._index.read_transaction() as txn:
-            return self._index.get_upload(txn, bucket, key, upload_id)
+            return self._index.uploads.get_upload(txn, bucket, key, upload_id)
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> DiskObjectWriter:
         return DiskObjectWriter(self._writers, upload.bucket, upload.key, size, upload, number)
 
     def list_parts(self, upload: Upload, after: int = 0, limit: int = 1000) -> PartPage:
-        return self._index.list_parts(upload.upload_id, after, limit)
+        with self._index.read_transaction() as txn:
+            return self._index.uploads.list_parts(txn, upload.upload_id, after, limit)
 
     def list_uploads(
         self,
@@ -388,7 +388,9 @@ class Store:
         limit: int = 1000,
         slots: bytes | None = None,
     ) -> UploadPage:
-        return list_uploads(self._index, bucket, prefix, delimiter, key_marker, id_marker, limit, slots)
+        page = bucket, prefix, delimiter, key_marker, id_marker, limit, slots
+        with self._index.read_transaction() as txn:
+            return self._index.uploads.list_uploads(txn, *page)
 
     async def complete_upload(
         self,

@@ -138,9 +138,9 @@ class Crashes:
         """The index as facts that can be compared one by one."""
         with closing(Index.open(self.settings)) as index, index.read_transaction() as txn:
             facts: list[Any] = [
-                (file, info.live, info.refs) for file, info in index.all_files(txn) if info.refs
+                (file, info.live, info.refs) for file, info in index.files.all_files(txn) if info.refs
             ]
-            facts += [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
+            facts += [*index.all_records(txn), *index.uploads.all_uploads(txn), *index.uploads.all_parts(txn)]
             return {repr(fact) for fact in facts}
 
 
@@ -185,7 +185,9 @@ def scribble(settings: StoreSettings) -> None:
     """What a power cut may leave behind the committed end of an open segment."""
     with closing(Index.open(settings)) as index, index.read_transaction() as txn:
         disks = Disks({0: settings.disks[0]})
-        ends = [(disks.path(0, f), info.end) for f, info in index.all_files(txn) if info.state == "open"]
+        ends = [
+            (disks.path(0, f), info.end) for f, info in index.files.all_files(txn) if info.state == "open"
+        ]
     for path, end in ends:
         with open(path, "r+b") as file:
             file.seek(end)

@@ -115,7 +115,7 @@ def record_mounts(index: Index, disks: Disks, txn: Any) -> None:
 
 def is_disk_unused(index: Index, txn: Any, disk: int) -> bool:
     """Returns True if no record uses bytes on a disk."""
-    return not any(info.disk == disk and info.refs for _, info in index.all_files(txn))
+    return not any(info.disk == disk and info.refs for _, info in index.files.all_files(txn))
 
 
 def extent_uses_on(index: Index, lost: Container[int]) -> Iterator[tuple[ExtentUse, Extent]]:
@@ -129,7 +129,7 @@ def extent_uses_on(index: Index, lost: Container[int]) -> Iterator[tuple[ExtentU
                     yield ExtentUse(name, record.stamp), extent
             if record.manifest is not None and record.manifest.disk in lost:
                 yield ExtentUse(name, record.stamp, manifest=True), record.manifest
-        for upload_id, part in index.all_parts(txn):
+        for upload_id, part in index.uploads.all_parts(txn):
             for extent in part.extents:
                 if extent.disk in lost:
                     yield ExtentUse(b"", upload=upload_id, part=part.number), extent

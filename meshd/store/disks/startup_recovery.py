@@ -350,7 +350,7 @@ def _recover(
 
 
 def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:
-    for file, info in index.all_files(txn):
+    for file, info in index.files.all_files(txn):
         path = disks.path(info.disk, file)
         if info.disk in disks.lost:
             continue
@@ -368,15 +368,15 @@ def _forget_unused(index: Index, disks: Disks, txn: Any) -> list[str]:
     the index has committed."""
     highest, unused = 0, []
     for disk, file, path in disks.files():
-        info = index.get_file(txn, file)
+        info = index.files.get_file(txn, file)
         if info is None or info.disk != disk or info.state == "retired":
             unused.append(path)
             if info is not None and info.disk == disk:
-                index.delete_file(txn, file)
+                index.files.delete_file(txn, file)
         highest = max(highest, file)
-    for file, info in list(index.all_files(txn)):
+    for file, info in list(index.files.all_files(txn)):
         if not info.refs and (info.disk in disks.lost or _is_purged(disks, file, info)):
-            index.delete_file(txn, file)
+            index.files.delete_file(txn, file)
     if (index.get_meta("next_file", txn) or 1) <= highest:
         index.put_meta(txn, "next_file", highest + 1)
     return unused

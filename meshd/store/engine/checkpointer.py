@@ -90,7 +90,7 @@ class Checkpointer:
                     self._pin, pin = pin, self._pin
                     if synced:
                         with self._index.write_transaction() as txn:
-                            self._index.forget_unsynced(txn, synced, transaction)
+                            self._index.files.forget_unsynced(txn, synced, transaction)
             finally:
                 if pin is not None:
                     pin.abort()
@@ -126,7 +126,7 @@ class Checkpointer:
 
     def _sync(self, pin: Any) -> list[int]:
         """Sync what the snapshot refers to, then the index; return the files that were synced."""
-        names = list(self._index.unsynced_files(pin))
+        names = list(self._index.files.unsynced_files(pin))
         directories = set()
         for file, info in names:
             if info is not None and info.disk in self._disks.roots:

@@ -95,18 +95,18 @@ class MoveMember(Mutation):
             moved = msgspec.structs.replace(record, extents=(new,), moves=member.moves + 1)
             replace_version(batch, txn, object_key(member.bucket, member.key), moved, record)
         elif member.kind == "part":
-            part = index.get_part(txn, member.upload, member.part)
+            part = index.uploads.get_part(txn, member.upload, member.part)
             if part is None or part.extents != (old,):
                 return False
             moved_part = msgspec.structs.replace(part, extents=(new,), moves=member.moves + 1)
-            index.put_part(txn, member.upload, moved_part)
+            index.uploads.put_part(txn, member.upload, moved_part)
             batch.release_extents((old,))
             batch.retain_extents((new,))
         else:
-            upload = index.get_upload(txn, member.bucket, member.key, member.upload)
+            upload = index.uploads.get_upload(txn, member.bucket, member.key, member.upload)
             if member.kind != "upload" or upload is None or upload.place != old:
                 return False
-            index.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
+            index.uploads.put_upload(txn, msgspec.structs.replace(upload, place=new, moves=member.moves + 1))
             batch.release_extents((old,))
             batch.retain_extents((new,))
         return True
@@ -178,12 +178,12 @@ class RetireFile(Mutation):
         self.file = file
 
     def update_index(self, batch: WriteBatch, txn: Any) -> bool:
-        info = batch.index.get_file(txn, self.file)
+        info = batch.index.files.get_file(txn, self.file)
         if info is None:
             return True  # its last user was removed meanwhile, and the file with it
         if info.refs or info.state == "open":
             return False
-        batch.index.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
+        batch.index.files.put_file(txn, self.file, msgspec.structs.replace(info, state="retired"))
         failpoints.hit("store.compact.retired")
         return True
 
@@ -199,9 +199,9 @@ class ForgetRetiredFiles(Mutation):
     def update_index(self, batch: WriteBatch, txn: Any) -> list[str]:
         paths = []
         for file in self.files:
-            info = batch.index.get_file(txn, file)
+            info = batch.index.files.get_file(txn, file)
             if info is not None and info.state == "retired":
-                batch.index.delete_file(txn, file)
+                batch.index.files.delete_file(txn, file)
                 paths.append(batch.disks.path(info.disk, file))
         return paths
 
@@ -248,7 +248,7 @@ class Compactor:
         with self._index.read_transaction() as txn:
             files = [
                 (file, info)
-                for file, info in self._index.all_files(txn)
+                for file, info in self._index.files.all_files(txn)
                 if _sealed_segment(info) and info.disk in self._disks.roots
             ]
         shares = [
@@ -264,7 +264,7 @@ class Compactor:
         Raises CorruptExtentError, DiskFullError, DiskFailedError; the file then stays as it is.
         """
         with self._index.read_transaction() as txn:
-            info = self._index.get_file(txn, file)
+            info = self._index.files.get_file(txn, file)
         if info is None or info.state == "retired":
             return True  # its last user was removed meanwhile, and the file with it
         if not _sealed_segment(info):
@@ -292,7 +292,7 @@ class Compactor:
         now = self._clock.monotonic()
         with self._index.read_transaction() as txn:
             retired = {
-                file: info.kind for file, info in self._index.all_files(txn) if info.state == "retired"
+                file: info.kind for file, info in self._index.files.all_files(txn) if info.state == "retired"
             }
         for file in retired:
             self._retired.setdefault(file, now)
@@ -364,10 +364,12 @@ class Compactor:
     def _uses(self, txn: Any, member: Member, extent: Extent) -> bool:
         """Returns True if an upload in progress uses this extent."""
         if member.kind == "part":
-            part = self._index.get_part(txn, member.upload, member.part) if member.upload else None
+            part = self._index.uploads.get_part(txn, member.upload, member.part) if member.upload else None
             return part is not None and extent in part.extents
         upload = (
-            self._index.get_upload(txn, member.bucket, member.key, member.upload) if member.upload else None
+            self._index.uploads.get_upload(txn, member.bucket, member.key, member.upload)
+            if member.upload
+            else None
         )
         return upload is not None and upload.place == extent
 
@@ -388,7 +390,9 @@ class Compactor:
         """Returns the lowest stamp that a member cancelled by one in `file` may have, over all other
         files."""
         with self._index.read_transaction() as txn:
-            files = [info for other, info in self._index.all_files(txn) if other != file and info.buried]
+            files = [
+                info for other, info in self._index.files.all_files(txn) if other != file and info.buried
+            ]
         return min((info.first_stamp for info in files), default=1 << 64)
 
 

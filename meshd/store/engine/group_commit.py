@@ -337,7 +337,7 @@ class Committer:
         """Reopens the segments that this writer left open, and cuts off what a crash left behind their
         end."""
         with self._index.read_transaction() as txn:
-            mine = list(self._index.open_files(txn, self._writer))
+            mine = list(self._index.files.open_files(txn, self._writer))
         for file, info in mine:
             usable = info.kind == "segment" and info.state == "open" and info.disk in self._disks.roots
             if usable and info.disk not in self._segments:

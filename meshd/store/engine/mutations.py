@@ -284,7 +284,7 @@ class LinkObject(Mutation):
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
         for extent in self.source.extents:
-            if extent not in self.copied and batch.index.get_file(txn, extent.file) is None:
+            if extent not in self.copied and batch.index.files.get_file(txn, extent.file) is None:
                 raise ExtentGoneError("the source was removed during the copy; look it up again")
         check_write_conditions(self.conditions, batch.index.get_in(txn, self.bucket, self.key))
 

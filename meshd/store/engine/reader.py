@@ -253,6 +253,6 @@ def read_segment_extents(disks: Disks, index: Index, record: Record) -> dict[Ext
     # Caches nothing: the shared reader belongs to the event loop's thread.
     reader = ExtentReader(disks, small=-1)
     with index.read_transaction() as txn:
-        files = {extent.file: index.get_file(txn, extent.file) for extent in record.extents}
+        files = {extent.file: index.files.get_file(txn, extent.file) for extent in record.extents}
     own = {file for file, info in files.items() if info is not None and info.kind == "own"}
     return {extent: reader.read_extent(extent) for extent in record.extents if extent.file not in own}

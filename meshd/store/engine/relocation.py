@@ -110,7 +110,7 @@ class Relocator:
             return IN_PARTS
         file = record.extents[0].file
         if file not in own:
-            info = self._index.get_file(txn, file)
+            info = self._index.files.get_file(txn, file)
             own[file] = info is None or info.kind != "segment"
         if own[file]:
             return LARGE

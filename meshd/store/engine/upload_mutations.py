@@ -60,7 +60,7 @@ class CreateUpload(Mutation):
         assert self.staged is not None
         upload = msgspec.structs.replace(self.upload, place=self.staged.extent)
         batch.retain_extents((self.staged.extent,))
-        batch.index.put_upload(txn, upload)
+        batch.index.uploads.put_upload(txn, upload)
         return upload
 
 
@@ -95,10 +95,10 @@ class PutPart(Mutation):
     def update_index(self, batch: WriteBatch, txn: Any) -> Record:
         staged, upload, meta = self.staged, self.upload, self.meta
         assert staged is not None
-        if batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+        if batch.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
             batch.discard_member(staged)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = batch.index.get_part(txn, upload.upload_id, self.number)
+        existing = batch.index.uploads.get_part(txn, upload.upload_id, self.number)
         stamp = batch.restamp_if_behind(staged, existing.stamp if existing else 0)
         if existing is not None:
             batch.release_extents(existing.extents)
@@ -107,12 +107,12 @@ class PutPart(Mutation):
         part = UploadedPart(
             self.number, size, meta.etag, meta.checksums, self.modified, (staged.extent,), stamp
         )
-        batch.index.put_part(txn, upload.upload_id, part)
+        batch.index.uploads.put_part(txn, upload.upload_id, part)
         return Record(size, meta.etag, stamp, self.modified, (staged.extent,), checksums=meta.checksums)
 
 
 def _stored(batch: WriteBatch, txn: Any, upload: Upload) -> Upload:
-    stored = batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+    stored = batch.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
     if stored is None:
         raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
     return stored
@@ -141,7 +141,7 @@ class CompleteUpload(Mutation):
         upload = self.upload = _stored(batch, txn, self.upload)
         wanted = self.etags or (None,) * len(self.numbers)
         for number, etag in zip(self.numbers, wanted, strict=True):
-            part = batch.index.get_part(txn, upload.upload_id, number)
+            part = batch.index.uploads.get_part(txn, upload.upload_id, number)
             if part is None or etag not in (None, part.etag):
                 raise InvalidPartError(number)
             self.parts.append(part)
@@ -179,12 +179,12 @@ def end_upload(batch: WriteBatch, txn: Any, upload: Upload, stamp: int) -> None:
 
 def drop_unowned_upload(batch: WriteBatch, txn: Any, upload: Upload) -> None:
     """Removes an upload and its parts from the index without recording it."""
-    for part in list(batch.index.parts_of(txn, upload.upload_id)):
+    for part in list(batch.index.uploads.parts_of(txn, upload.upload_id)):
         batch.release_extents(part.extents)
-        batch.index.delete_part(txn, upload.upload_id, part.number)
+        batch.index.uploads.delete_part(txn, upload.upload_id, part.number)
     if upload.place is not None:
         batch.release_extents((upload.place,))
-    batch.index.delete_upload(txn, upload)
+    batch.index.uploads.delete_upload(txn, upload)
 
 
 class AbortUpload(Mutation):

@@ -300,8 +300,8 @@ class WriteBatch:
         self.last_stamp = max(self.last_stamp, committed + 1)
         for file, change in self._changes.items():
             if change.made is not None and not self.durable:
-                self.index.mark_unsynced(txn, file)
-            info = self.index.get_file(txn, file) or change.made
+                self.index.files.mark_unsynced(txn, file)
+            info = self.index.files.get_file(txn, file) or change.made
             if info is not None:
                 self._account(txn, file, info, change)
         self.index.put_meta(txn, "last_stamp", self.last_stamp)
@@ -338,12 +338,12 @@ class WriteBatch:
         )
         if info.refs == 0 and info.state == "sealed" and info.tombs == 0 and not change.kept:
             if self.durable:
-                self.index.delete_file(txn, file)
+                self.index.files.delete_file(txn, file)
                 self._unused_files.append(self.disks.path(info.disk, file))
             else:  # the last checkpoint may still need it: compaction unlinks it after the next one
-                self.index.put_file(txn, file, msgspec.structs.replace(info, state="retired"))
+                self.index.files.put_file(txn, file, msgspec.structs.replace(info, state="retired"))
         else:
-            self.index.put_file(txn, file, info)
+            self.index.files.put_file(txn, file, info)
 
     # after the index has committed, or failed to ----------------------------------------------------------
 

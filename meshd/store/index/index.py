@@ -1,4 +1,4 @@
-"""LMDB index: objects, versions, uploads, parts, data files and store metadata.
+"""LMDB index: the environment with all tables, the current objects, listings, and store metadata.
 
 Law: a read opens a short transaction and closes it before anything waits. Writes happen inside
 `write_transaction`, which LMDB serializes across processes. This module never touches data files.
@@ -17,6 +17,7 @@ from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.index.change_log import ChangeLog, RecordedTable
 from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
+from meshd.store.index.data_file_table import DataFileTable
 from meshd.store.index.listing import (
     ListingQuery,
     VersionQuery,
@@ -25,13 +26,14 @@ from meshd.store.index.listing import (
     list_versions,
 )
 from meshd.store.index.ordered_table import OrderedTable, SlotBatchReader, SlotCursor, slot_filter
+from meshd.store.index.uploads import Uploads
 from meshd.store.index.versions import Versions
-from meshd.store.records import DataFile, PartPage, Record, StoreStats, Upload, UploadedPart
+from meshd.store.records import Record, StoreStats
 from meshd.telemetry import metrics
 from meshd.util.directories import make_directory, sync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from meshd.config import StoreSettings
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record).decode
-_upload = msgspec.msgpack.Decoder(Upload).decode
-_part = msgspec.msgpack.Decoder(UploadedPart).decode
-_file = msgspec.msgpack.Decoder(DataFile).decode
 
 _DAMAGE = (
     lmdb.CorruptedError,
@@ -53,22 +52,10 @@ _DAMAGE = (
 )
 """What LMDB says of a file that is not, or no longer, an environment of its version."""
 
-UPLOAD_ID_LENGTH = 32
-_LAST_PART = 0xFFFF  # above every part number
-
 
 def object_key(bucket: str, key: str) -> bytes:
     """Returns the index key of an object."""
     return f"{bucket}\0{key}".encode()
-
-
-def upload_key(bucket: str, key: str, upload_id: str) -> bytes:
-    """Returns the index key of an upload. Ids have a fixed length, so a NUL in the key is unambiguous."""
-    return f"{bucket}\0{key}\0{upload_id}".encode()
-
-
-def _number(value: int) -> bytes:
-    return value.to_bytes(8, "big")
 
 
 class Index:
@@ -148,10 +135,10 @@ class Index:
         self.versions = Versions(self.objects, older, nulls)
         self.quarantine = OrderedTable(self.env.open_db(b"quarantine", create=create))
         self.tombstones = OrderedTable(self.env.open_db(b"graves", create=create))
-        self.uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
-        self.parts = self.env.open_db(b"parts", create=create)
-        self.files = self.env.open_db(b"files", create=create)
-        self.unsynced = self.env.open_db(b"unsynced", create=True) if create else None
+        uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
+        self.uploads = Uploads(uploads, self.env.open_db(b"parts", create=create))
+        files = self.env.open_db(b"files", create=create)
+        self.files = DataFileTable(files, self.env.open_db(b"unsynced", create=True) if create else None)
         self.change_log = ChangeLog(self.env.open_db(b"changes", create=True)) if create else None
 
     @classmethod
@@ -310,7 +297,7 @@ class Index:
         with self.read_transaction() as txn:
             return not any(
                 next(table.items(txn, prefix=base), None) is not None
-                for table in (self.objects, self.versions.older, self.uploads)
+                for table in (self.objects, self.versions.older, self.uploads.table)
             )
 
     def all_records(self, txn: Any) -> Iterator[tuple[bytes, Record]]:
@@ -319,125 +306,18 @@ class Index:
             yield name, _record(raw)
         yield from self.versions.all_older(txn)
 
-    # uploads and parts ------------------------------------------------------------------------------------
-
-    def get_upload(self, txn: Any, bucket: str, key: str, upload_id: str) -> Upload | None:
-        raw = self.uploads.get(txn, upload_key(bucket, key, upload_id))
-        return None if raw is None else _upload(raw)
-
-    def put_upload(self, txn: Any, upload: Upload) -> None:
-        self.uploads.put(txn, upload_key(upload.bucket, upload.key, upload.upload_id), _encode(upload))
-
-    def delete_upload(self, txn: Any, upload: Upload) -> None:
-        self.uploads.delete(txn, upload_key(upload.bucket, upload.key, upload.upload_id))
-
-    def all_uploads(self, txn: Any) -> Iterator[Upload]:
-        """Yields the uploads in order of (bucket, key, id)."""
-        for _, raw in self.uploads.items(txn, b"", b""):
-            yield _upload(raw)
-
-    def get_part(self, txn: Any, upload_id: str, number: int) -> UploadedPart | None:
-        raw = txn.get(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
-        return None if raw is None else _part(raw)
-
-    def put_part(self, txn: Any, upload_id: str, part: UploadedPart) -> None:
-        txn.put(upload_id.encode() + part.number.to_bytes(2, "big"), _encode(part), db=self.parts)
-
-    def delete_part(self, txn: Any, upload_id: str, number: int) -> None:
-        txn.delete(upload_id.encode() + number.to_bytes(2, "big"), db=self.parts)
-
-    def parts_of(self, txn: Any, upload_id: str, after: int = 0) -> Iterator[UploadedPart]:
-        """Yields parts with numbers above `after`, in order."""
-        prefix = upload_id.encode()
-        with txn.cursor(self.parts) as cursor:
-            found = cursor.set_range(prefix + min(after + 1, _LAST_PART).to_bytes(2, "big"))
-            while found and bytes(cursor.key()).startswith(prefix):
-                yield _part(cursor.value())
-                found = cursor.next()
-
-    def list_parts(self, upload_id: str, after: int, limit: int) -> PartPage:
-        """Returns a page of the parts with numbers above `after`, in order."""
-        parts: list[UploadedPart] = []
-        with self.read_transaction() as txn:
-            for part in self.parts_of(txn, upload_id, after):
-                if len(parts) == limit:
-                    return PartPage(tuple(parts), limit > 0, parts[-1].number if parts else after)
-                parts.append(part)
-        return PartPage(tuple(parts))
-
-    def all_parts(self, txn: Any) -> Iterator[tuple[str, UploadedPart]]:
-        """Yields (upload id, part) of all parts, orphans included."""
-        with txn.cursor(self.parts) as cursor:
-            for name, raw in cursor:
-                yield bytes(name[:UPLOAD_ID_LENGTH]).decode(), _part(raw)
-
-    # data files -------------------------------------------------------------------------------------------
-
-    def get_file(self, txn: Any, file: int) -> DataFile | None:
-        raw = txn.get(_number(file), db=self.files)
-        return None if raw is None else _file(raw)
-
-    def put_file(self, txn: Any, file: int, info: DataFile) -> None:
-        txn.put(_number(file), _encode(info), db=self.files)
-
-    def delete_file(self, txn: Any, file: int) -> None:
-        txn.delete(_number(file), db=self.files)
-
-    def open_files(self, txn: Any, writer: str) -> Iterator[tuple[int, DataFile]]:
-        """Yields (file, info) of files that this writer has open. Decodes only candidates, because there may
-        be many other files."""
-        encoded = _encode("open") + _encode(writer)  # adjacent fields
-        with txn.cursor(self.files) as cursor:
-            for name, raw in cursor:
-                if encoded in bytes(raw) and (info := _file(raw)).writer == writer:
-                    yield int.from_bytes(name, "big"), info
-
-    def files_after(self, txn: Any, file: int) -> Iterator[tuple[int, DataFile]]:
-        """Yields (file, info) of data files with higher numbers."""
-        with txn.cursor(self.files) as cursor:
-            found = cursor.set_range(_number(file + 1))
-            while found:
-                yield int.from_bytes(cursor.key(), "big"), _file(cursor.value())
-                found = cursor.next()
-
-    def all_files(self, txn: Any) -> Iterator[tuple[int, DataFile]]:
-        """Yields (file, info) of every data file."""
-        with txn.cursor(self.files) as cursor:
-            for name, raw in cursor:
-                yield int.from_bytes(name, "big"), _file(raw)
-
-    # files that are not synced at each commit -------------------------------------------------------------
-
-    def mark_unsynced(self, txn: Any, file: int) -> None:
-        """Notes that this transaction wrote to a file without a sync."""
-        txn.put(_number(file), _number(txn.id()), db=self.unsynced)
-
-    def unsynced_files(self, txn: Any) -> Iterator[tuple[int, DataFile | None]]:
-        """Yields (file, info) of files written to since they were synced; None for one that is gone."""
-        with txn.cursor(self.unsynced) as cursor:
-            for name, _ in cursor:
-                file = int.from_bytes(name, "big")
-                yield file, self.get_file(txn, file)
-
-    def forget_unsynced(self, txn: Any, files: Iterable[int], transaction: int) -> None:
-        """Forgets these files, those excepted that a transaction after this one wrote to."""
-        for file in files:
-            written = txn.get(_number(file), db=self.unsynced)
-            if written is not None and int.from_bytes(written, "big") <= transaction:
-                txn.delete(_number(file), db=self.unsynced)
-
     def stats(self, disks: tuple[DiskStats, ...]) -> StoreStats:
         """Returns the counts and byte totals of a store on these disks."""
         with self.read_transaction() as txn:
             count = own = live = dead = 0
-            for _, info in self.all_files(txn):
+            for _, info in self.files.all_files(txn):
                 count += 1
                 own += info.kind == "own"
                 live += info.live
                 dead += info.dead
             return StoreStats(
                 objects=self.objects.count(txn),
-                uploads=self.uploads.count(txn),
+                uploads=self.uploads.table.count(txn),
                 segments=count - own,
                 own_files=own,
                 live_bytes=live,

@@ -121,11 +121,11 @@ class DropDamagedPart(Mutation):
         self.upload_id, self.number, self.extents = upload_id, number, extents
 
     def update_index(self, batch: WriteBatch, txn: Any) -> bool:
-        part = batch.index.get_part(txn, self.upload_id, self.number)
+        part = batch.index.uploads.get_part(txn, self.upload_id, self.number)
         if part is None or not any(extent in self.extents for extent in part.extents):
             return False
         batch.release_extents(part.extents)
-        batch.index.delete_part(txn, self.upload_id, self.number)
+        batch.index.uploads.delete_part(txn, self.upload_id, self.number)
         return True
 
 
@@ -237,7 +237,7 @@ class DamageAttributor:
     ) -> tuple[str, Mapping[ExtentUse, list[Extent]]]:
         """Returns what is wrong, and the damaged extents by user."""
         with self._index.read_transaction() as txn:
-            info = self._index.get_file(txn, file)
+            info = self._index.files.get_file(txn, file)
         if info is None:
             return "", {}
         bad, why = self._damaged_extents(info, file, suspected)
@@ -313,7 +313,7 @@ class DamageAttributor:
                 return ExtentUse(name, record.stamp, manifest=record.manifest == extent)
             if member.kind != "part" or not member.upload:
                 return None
-            part = self._index.get_part(txn, member.upload, member.part)
+            part = self._index.uploads.get_part(txn, member.upload, member.part)
             if part is not None and extent in part.extents:
                 return ExtentUse(name, upload=member.upload, part=member.part)
         return None
@@ -325,7 +325,7 @@ class DamageAttributor:
                 for extent in record.used_extents:
                     if extent in wanted:
                         yield ExtentUse(name, record.stamp, manifest=extent == record.manifest), extent
-            for upload_id, part in self._index.all_parts(txn):
+            for upload_id, part in self._index.uploads.all_parts(txn):
                 for extent in part.extents:
                     if extent in wanted:
                         yield ExtentUse(b"", upload=upload_id, part=part.number), extent

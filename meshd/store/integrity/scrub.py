@@ -133,7 +133,7 @@ class Scrub:
 
     def _next_file(self) -> tuple[int, DataFile] | None:
         with self._index.read_transaction() as txn:
-            return next(self._index.files_after(txn, self.state.position), None)
+            return next(self._index.files.files_after(txn, self.state.position), None)
 
     async def _scrub_file(
         self, file: int, info: DataFile, throttle: Callable[[int], Awaitable[None]]
@@ -196,7 +196,7 @@ class Scrub:
 
     def _is_upload(self, bucket: str, key: str, found: Any) -> bool:
         with self._index.read_transaction() as txn:
-            upload = self._index.get_upload(txn, bucket, key, found.member.upload)
+            upload = self._index.uploads.get_upload(txn, bucket, key, found.member.upload)
         return upload is not None and upload.place == found.extent
 
     @staticmethod
@@ -211,12 +211,12 @@ class Scrub:
     def _has_unseen_uses(self, file: int, seen: int) -> bool:
         """Returns True if the index knows of more uses than the file's headers showed."""
         with self._index.read_transaction() as txn:
-            info = self._index.get_file(txn, file)
+            info = self._index.files.get_file(txn, file)
         return info is not None and info.kind == "segment" and info.refs > seen
 
     def _is_in_use(self, file: int) -> bool:
         with self._index.read_transaction() as txn:
-            info = self._index.get_file(txn, file)
+            info = self._index.files.get_file(txn, file)
         return info is not None and info.state != "retired"
 
     def _indexed_extents(self, file: int) -> list[Extent]:
@@ -225,7 +225,7 @@ class Scrub:
         with self._index.read_transaction() as txn:
             for _, record in self._index.all_records(txn):
                 claimed.update((extent, None) for extent in record.used_extents if extent.file == file)
-            for _, part in self._index.all_parts(txn):
+            for _, part in self._index.uploads.all_parts(txn):
                 claimed.update((extent, None) for extent in part.extents if extent.file == file)
         return list(claimed)
 

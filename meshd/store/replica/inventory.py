@@ -17,8 +17,8 @@ import msgspec
 
 from meshd.store.engine.mutations import Mutation
 from meshd.store.engine.upload_mutations import drop_unowned_upload
-from meshd.store.index.index import UPLOAD_ID_LENGTH
 from meshd.store.index.tombstones import Tombstone, tombstones_complete_since
+from meshd.store.index.uploads import UPLOAD_ID_LENGTH
 from meshd.store.index.versions import TAIL
 from meshd.store.integrity.quarantine import release_from_quarantine
 
@@ -176,7 +176,7 @@ class _PageBuilder:
 
     def _upload(self, key: bytes) -> HeldUpload:
         upload_id = key[-UPLOAD_ID_LENGTH:].decode()
-        parts = self._index.parts_of(self._txn, upload_id)
+        parts = self._index.uploads.parts_of(self._txn, upload_id)
         return HeldUpload(upload_id, tuple(HeldPart(part.number, part.stamp, part.size) for part in parts))
 
 
@@ -191,7 +191,7 @@ def read_inventory(
     tables: dict[str, tuple[OrderedTable, Callable[[bytes], bytes]]] = {
         "objects": (index.objects, lambda key: key),
         "older": (index.versions.older, lambda key: key[:-TAIL]),
-        "uploads": (index.uploads, lambda key: key[: -UPLOAD_ID_LENGTH - 1]),
+        "uploads": (index.uploads.table, lambda key: key[: -UPLOAD_ID_LENGTH - 1]),
         "graves": (index.tombstones, _second_nul),
     }
     start = after + _AFTER if after else b""
@@ -241,7 +241,7 @@ class DropUnowned(Mutation):
                 release_from_quarantine(batch.index, txn, held.name, record.stamp)
                 dropped += 1
         for held_upload in held.uploads:
-            upload = batch.index.get_upload(txn, held.bucket, held.key, held_upload.upload_id)
+            upload = batch.index.uploads.get_upload(txn, held.bucket, held.key, held_upload.upload_id)
             if upload is not None:
                 drop_unowned_upload(batch, txn, upload)
                 dropped += 1

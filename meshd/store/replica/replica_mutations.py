@@ -178,7 +178,7 @@ class ApplyUpload(Mutation):
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
         upload = self.upload
-        known = batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        known = batch.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
         name = object_key(upload.bucket, upload.key)
         self.wanted = known is None and not batch.tombstones(txn).stamp_of(txn, name, upload.upload_id)
 
@@ -200,7 +200,9 @@ class ApplyUpload(Mutation):
     def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         if self.staged is not None:
             batch.retain_extents((self.staged.extent,))
-            batch.index.put_upload(txn, msgspec.structs.replace(self.upload, place=self.staged.extent))
+            batch.index.uploads.put_upload(
+                txn, msgspec.structs.replace(self.upload, place=self.staged.extent)
+            )
         return Applied(0, self.wanted)
 
 
@@ -237,7 +239,7 @@ def _append_abort(batch: WriteBatch, bucket: str, key: str, upload_id: str, stam
 
 def _record_end(batch: WriteBatch, txn: Any, bucket: str, key: str, upload_id: str, stamp: int) -> None:
     """Removes an upload from the index, if it is there, and records that it ended."""
-    upload = batch.index.get_upload(txn, bucket, key, upload_id)
+    upload = batch.index.uploads.get_upload(txn, bucket, key, upload_id)
     if upload is not None:
         end_upload(batch, txn, upload, stamp)
     else:
@@ -265,7 +267,7 @@ class ApplyCompletion(Mutation):
         if self.status != "new":
             return
         for chosen in change.parts:
-            part = batch.index.get_part(txn, change.upload_id, chosen.number)
+            part = batch.index.uploads.get_part(txn, change.upload_id, chosen.number)
             if part is None or (part.stamp, part.etag) != (chosen.stamp, chosen.etag):
                 raise ReplicaLacksError(
                     "this replica lacks parts of the completed upload; send the whole object"

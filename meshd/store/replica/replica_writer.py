@@ -97,7 +97,7 @@ class DiskReplicaWriter(DiskObjectWriter):
     async def _commit_part(self, part: PartOf, context: WriteContext) -> Applied:
         begun = UploadBegun(upload_without_local_fields(part.upload))
         with self._index.read_transaction() as txn:
-            known = self._index.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
+            known = self._index.uploads.get_upload(txn, self._bucket, self._key, part.upload.upload_id)
         if known is None:
             await asyncio.shield(self._resources.committer.submit(ApplyUpload(begun), context))
         applied: Applied = await self._submit(ApplyPart(part, await self._get_payload()), context)
@@ -237,17 +237,17 @@ class ApplyPart(Mutation):
     def update_index(self, batch: WriteBatch, txn: Any) -> Applied:
         staged, upload, part = self.staged, self.upload, self.part
         assert staged is not None
-        if batch.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
+        if batch.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id) is None:
             batch.discard_member(staged)
             raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
-        existing = batch.index.get_part(txn, upload.upload_id, part.number)
+        existing = batch.index.uploads.get_part(txn, upload.upload_id, part.number)
         if existing is not None and existing.stamp >= part.stamp:
             batch.discard_member(staged)
             return Applied(existing.stamp, False)
         if existing is not None:
             batch.release_extents(existing.extents)
         batch.retain_extents((staged.extent,))
-        batch.index.put_part(
+        batch.index.uploads.put_part(
             txn, upload.upload_id, msgspec.structs.replace(part, extents=(staged.extent,), moves=0)
         )
         return Applied(part.stamp, True)

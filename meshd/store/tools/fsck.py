@@ -88,7 +88,7 @@ class Checker:
             self._quarantine(txn)
             claims = self._claims(txn)
             self._order(txn)
-            known = dict(self._index.all_files(txn))
+            known = dict(self._index.files.all_files(txn))
             total, done = sum(info.end for info in known.values()), 0
             for file, info in known.items():
                 if info.disk in self._disks.lost:
@@ -134,10 +134,10 @@ class Checker:
                 )
             for extent in record.used_extents:
                 claims.add(extent)
-        for upload in self._index.all_uploads(txn):
+        for upload in self._index.uploads.all_uploads(txn):
             if upload.place is not None:
                 claims.add(upload.place)
-        for _, part in self._index.all_parts(txn):
+        for _, part in self._index.uploads.all_parts(txn):
             for extent in part.extents:
                 claims.add(extent)
         return claims

@@ -270,13 +270,13 @@ class IndexRebuilder:
         tombstones.add(txn, name, int(member.stamp), member.upload or member.version)
 
     def _upload(self, txn: Any, upload: Upload) -> None:
-        existing = self.index.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
+        existing = self.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
         if existing is None or existing.moves < upload.moves:
-            self.index.put_upload(txn, upload)
+            self.index.uploads.put_upload(txn, upload)
 
     def _part(self, txn: Any, found: ScannedMember, stamp: int) -> None:
         member, extent = found.member, found.extent
-        existing = self.index.get_part(txn, member.upload, member.part)
+        existing = self.index.uploads.get_part(txn, member.upload, member.part)
         if existing is None or (existing.stamp, existing.moves) < (stamp, member.moves):
             part = UploadedPart(
                 member.part,
@@ -288,7 +288,7 @@ class IndexRebuilder:
                 stamp,
                 member.moves,
             )
-            self.index.put_part(txn, member.upload, part)
+            self.index.uploads.put_part(txn, member.upload, part)
 
     # after the last file ----------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class IndexRebuilder:
                 tombstones.save(txn)
             self.report.objects = self.index.objects.count(txn)
             self.report.versions = self.index.versions.older.count(txn)
-            self.report.uploads = self.index.uploads.count(txn)
+            self.report.uploads = self.index.uploads.table.count(txn)
 
     def _facts(self, store: str, disks: dict[int, Path]) -> dict[str, Any]:
         stamps = [account.stamps[-1] for account in self._accounts.values() if account.stamps]
@@ -328,16 +328,16 @@ class IndexRebuilder:
         }
 
     def _drop_ended(self, txn: Any) -> None:
-        uploads = list(self.index.all_uploads(txn))
+        uploads = list(self.index.uploads.all_uploads(txn))
         running = set()
         for upload in uploads:
             if txn.get(upload.upload_id.encode(), db=self._ended) is None:
                 running.add(upload.upload_id)
             else:
-                self.index.delete_upload(txn, upload)
-        for upload_id, part in list(self.index.all_parts(txn)):
+                self.index.uploads.delete_upload(txn, upload)
+        for upload_id, part in list(self.index.uploads.all_parts(txn)):
             if upload_id not in running:
-                self.index.delete_part(txn, upload_id, part.number)
+                self.index.uploads.delete_part(txn, upload_id, part.number)
 
     def _drop_lost(self, txn: Any) -> None:
         """Drops and reports versions whose extents are missing."""
@@ -365,10 +365,10 @@ class IndexRebuilder:
     def _used(self, txn: Any) -> Iterable[Extent]:
         for _, record in self.index.all_records(txn):
             yield from record.used_extents
-        for upload in self.index.all_uploads(txn):
+        for upload in self.index.uploads.all_uploads(txn):
             if upload.place is not None:
                 yield upload.place
-        for _, part in self.index.all_parts(txn):
+        for _, part in self.index.uploads.all_parts(txn):
             yield from part.extents
 
     def _is_kept(self, account: _Account) -> bool:
@@ -395,7 +395,7 @@ class IndexRebuilder:
                 last_stamp=last,
                 buried=max(0, account.members - account.refs),
             )
-            self.index.put_file(txn, file, info)
+            self.index.files.put_file(txn, file, info)
 
 
 def _span(stamps: list[int], stamp: int) -> list[int]:

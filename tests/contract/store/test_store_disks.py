@@ -89,7 +89,7 @@ async def stock(store: Store) -> Stock:
 
 def facts(settings: StoreSettings) -> Any:
     with closing(Index.open(settings)) as index, index.read_transaction() as txn:
-        return [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
+        return [*index.all_records(txn), *index.uploads.all_uploads(txn), *index.uploads.all_parts(txn)]
 
 
 WRITES: dict[str, Any] = {

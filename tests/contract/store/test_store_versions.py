@@ -61,7 +61,7 @@ def run(settings: StoreSettings, doing: Callable[[Store], Coroutine[Any, Any, No
 
 def facts(settings: StoreSettings) -> list[Any]:
     with closing(Index.open(settings)) as index, index.read_transaction() as txn:
-        return [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
+        return [*index.all_records(txn), *index.uploads.all_uploads(txn), *index.uploads.all_parts(txn)]
 
 
 def rebuilt(settings: StoreSettings, *, backwards: bool) -> list[Any]:
@@ -75,7 +75,7 @@ def rebuilt(settings: StoreSettings, *, backwards: bool) -> list[Any]:
         rebuilder.finish(store, roots)
         assert rebuilder.report.problems == []
         with index.read_transaction() as txn:
-            found = [*index.all_records(txn), *index.all_uploads(txn), *index.all_parts(txn)]
+            found = [*index.all_records(txn), *index.uploads.all_uploads(txn), *index.uploads.all_parts(txn)]
     shutil.rmtree(beside)
     return found
 

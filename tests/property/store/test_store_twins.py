@@ -342,7 +342,12 @@ class Twins(RuleBasedStateMachine):
 
 def _everything(index: Index) -> Any:
     with index.read_transaction() as txn:
-        tables = [index.all_records(txn), index.all_uploads(txn), index.all_parts(txn), index.all_files(txn)]
+        tables = [
+            index.all_records(txn),
+            index.uploads.all_uploads(txn),
+            index.uploads.all_parts(txn),
+            index.files.all_files(txn),
+        ]
         return [list(table) for table in tables]
 
 
