@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.rpc.peer_client import PeerRefusedError
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
+    from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Page, Record
+    from meshd.store.writer_api import ObjectWriter
     from meshwire.cluster import Node
 
 

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from meshd.core.object_io import Body
     from meshd.objects.object_reader import VersionLookup
     from meshd.objects.service import ObjectService
-    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
+    from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Record, Upload, WriteContext
+    from meshd.store.writer_api import ObjectWriter
     from meshwire.s3.operations import (
         AbortMultipartUpload,
         CompleteMultipartUpload,

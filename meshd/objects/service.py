@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from meshd.core.object_io import Body, StoredCallback
     from meshd.objects.delete import OriginWriteBack
     from meshd.objects.object_reader import VersionLookup
-    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
+    from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Record, WriteContext
+    from meshd.store.writer_api import ObjectWriter
     from meshwire.s3.operations import CopyObject, PutObject
 
 

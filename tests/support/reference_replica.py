@@ -30,9 +30,9 @@ from meshd.store.replica.changes import (
 )
 
 if TYPE_CHECKING:
-    from meshd.store.api import Buffer
     from meshd.store.records import Extent, Record, Upload, UploadedPart, WriteContext
     from meshd.store.replica.changes import Change, PartOf
+    from meshd.store.writer_api import Buffer
     from tests.support.reference_store import MemoryStore
     from tests.support.reference_versions import MemoryVersions
 

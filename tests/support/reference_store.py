@@ -49,9 +49,9 @@ from tests.support.reference_versions import MemoryVersions, is_in, roll
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
-    from meshd.store.api import Buffer
     from meshd.store.records import Meta, NewObject, Page, StoreChanges, VersionPage, WriteContext
     from meshd.store.replica.changes import Applied, Change
+    from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
     from meshwire.s3.bucket_settings import Acl, Versioning
 

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectWriter, StoreReader, StoreWriter
+    from meshd.store.api import StoreReader, StoreWriter
+    from meshd.store.writer_api import ObjectWriter
     from meshwire.cluster import Node
 
 _ANSWER_TIMEOUT: Final = 30.0  # the primary may wait for its own replicas before it answers

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.replicator import ReplicaBatch, ReplicaData, ReplicaObject
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.api import ObjectStore, ReplicaWriter
+    from meshd.store.api import ObjectStore
     from meshd.store.replica.changes import Applied, ReplicaChange
+    from meshd.store.writer_api import ReplicaWriter
 
 _decode_facts: Final = msgspec.msgpack.Decoder(ReplicaFacts).decode
 

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.cluster.replication.primary_writes import WriteAction
     from meshd.rpc.peer_client import PeerClient
-    from meshd.store.api import Buffer, ObjectStore, ObjectWriter, StoreWriter
+    from meshd.store.api import ObjectStore, StoreWriter
     from meshd.store.records import Meta, NewObject, Record, Upload, WriteContext
+    from meshd.store.writer_api import Buffer, ObjectWriter
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
     from meshwire.http_values.conditional_requests import Conditions

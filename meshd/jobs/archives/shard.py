@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meshd.jobs.scratch import PlanStore
     from meshd.jobs.source_inventory import SmallFileReader, SourceInventory
     from meshd.jobs.source_reader import ReadableSource, SourceReader
-    from meshd.store.api import Buffer
+    from meshd.store.writer_api import Buffer
     from meshwire.jobs.job_plan import FileList, JobPlan, SourceFile
     from meshwire.jobs.job_spec import JobSpec
 

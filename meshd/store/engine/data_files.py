@@ -29,8 +29,8 @@ from meshwire.formats import tar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from meshd.store.api import Buffer
     from meshd.store.disks.layout import Disks
+    from meshd.store.writer_api import Buffer
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _IOV_MAX = 1000

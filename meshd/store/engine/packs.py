@@ -30,9 +30,9 @@ from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the an
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from meshd.store.api import Buffer
     from meshd.store.engine.member_header import Kind
     from meshd.store.records import DataFile
+    from meshd.store.writer_api import Buffer
 
 PACKED: Final = 4 << 10
 """Objects up to this size are packed: the tar headers of larger ones take less than half of their bytes."""

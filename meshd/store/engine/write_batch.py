@@ -38,11 +38,11 @@ from meshd.util import failpoints
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshd.store.api import Buffer
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.data_files import LargeObjectFile, Segment
     from meshd.store.engine.member_header import Member
     from meshd.store.index.index import Index
+    from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
 
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from meshd.config import StoreSettings
-    from meshd.store.api import Buffer
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
     from meshd.store.engine.write_batch import WriteBatch
     from meshd.store.records import Meta, Record, Upload, WriteContext
+    from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
     from meshwire.http_values.conditional_requests import Conditions
     from meshwire.s3.bucket_settings import Versioning

@@ -21,8 +21,8 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
-    from meshd.store.api import Buffer
     from meshd.store.records import Extent, Span
+    from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
 
 
