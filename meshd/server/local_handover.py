@@ -92,16 +92,12 @@ class LocalFrameService:
         """The header that tells jobs where to fetch frames."""
         return LOCAL_HANDOVER_HEADER, self.location.to_header()
 
-    def offer_frame(self, frame: Frame, asked: str, *, blocks: bool = False) -> HandoverTicket | None:
-        """Take over a frame that is fetched by ticket; `blocks`: whether the client accepts frames in a block
-        of memory. Returns None if its bytes must be sent: the client did not ask for local handover, the
-        frame is small, its memory cannot be shared, or too much is handed out."""
-        return self.offer_frames((frame,), asked, blocks=blocks)
-
     def offer_frames(
         self, frames: Sequence[Frame], asked: str, *, blocks: bool = False
     ) -> HandoverTicket | None:
-        """Take over frames that are fetched together by one ticket; as `offer_frame`."""
+        """Take over frames that are fetched together by one ticket; `blocks`: whether the client accepts
+        frames in a block of memory. Returns None if their bytes must be sent: the client did not ask for
+        local handover, a frame is small, its memory cannot be shared, or too much is handed out."""
         size = sum(frame.size for frame in frames)
         if asked != self.location.id or size < MIN_FRAME_BYTES or len(self._held) >= _CONNECTIONS:
             return None

@@ -87,19 +87,15 @@ class LocalHandover:
         """Return the id to send with a request so that its frame is handed over; "" for a remote node."""
         return self._near.get(endpoint, ("", ""))[0]
 
-    def receive_frame(self, endpoint: Endpoint, answer: str, arena: Arena) -> Lease:
-        """Receive the frame that a response names.
-
-        It stays in the node's shared pages if the arena can adopt them, else it is copied to a slot. Raises
-        HandoverError; frames of the endpoint then come over TCP for 30 s.
-        """
-        return self.receive_frames(endpoint, answer, (), arena)[0]
-
     def receive_frames(
         self, endpoint: Endpoint, answer: str, sizes: Sequence[int], arena: Arena, block: str = ""
     ) -> list[Lease]:
-        """Receive the frames of these sizes that a response names, as `receive_frame`; () for one. `block`:
-        what the response says of the memory that they are in; it is mapped once."""
+        """Receive the frames of these sizes that a response names; () for one. `block`: what the response
+        says of the memory that they are in; it is mapped once.
+
+        They stay in the node's shared pages if the arena can adopt them, else they are copied to slots.
+        Raises HandoverError; frames of the endpoint then come over TCP for 30 s.
+        """
         handed, (_, directory) = parse_handover_ticket(answer), self._near.get(endpoint, ("", ""))
         if handed is None or not directory:
             self._shun(endpoint)

@@ -302,14 +302,14 @@ def test_what_is_out_has_a_bound_and_unused_tickets_expire(
         handles, expired = [frame.hand_out("miss") for frame in frames], asyncio.Event()
         handles[0].done = expired.set
         assert all(is_sealed(handle.fd, handle.size) for handle in handles)
-        given = [desk.offer_frame(handle, desk.location.id) for handle in handles]
+        given = [desk.offer_frames([handle], desk.location.id) for handle in handles]
         assert [handed is not None for handed in given] == [True, True, True, False]
         async with asyncio.timeout(60):
             await expired.wait()  # nobody came
-        assert desk.offer_frame(handles[3], desk.location.id) is not None
+        assert desk.offer_frames([handles[3]], desk.location.id) is not None
         small = finished(1000).hand_out("miss")
-        assert desk.offer_frame(small, desk.location.id) is None
-        assert desk.offer_frame(small, "") is None
+        assert desk.offer_frames([small], desk.location.id) is None
+        assert desk.offer_frames([small], "") is None
         small.close()
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -380,12 +380,12 @@ def test_frames_for_a_device_are_read_into_its_slots(
         assert near.handover_id(HERE) == "a" * 32
         answer = f"x.sock {'b' * 32} {frame.size}"
         if sealed:
-            lease = near.receive_frame(HERE, answer, arena)
+            (lease,) = near.receive_frames(HERE, answer, (), arena)
             assert bytes(lease.view) == content
             assert arena.allocated > 0
         else:  # it could change under a job that has checked it
             with pytest.raises(HandoverError, match="not sealed"):
-                near.receive_frame(HERE, answer, arena)
+                near.receive_frames(HERE, answer, (), arena)
             assert near.handover_id(HERE) == ""
     near.record_directory(
         HERE, f"{'a' * 32} {tmp_path}"
