@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from meshd.errors import MeshdError
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.run_dir import prepare_run_dir
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

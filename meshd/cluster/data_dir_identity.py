@@ -24,7 +24,7 @@ import msgspec
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
 from meshd.util import shared_counters
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 from meshwire.cluster import transitions
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.batched_changes import enter_node
+from meshd.cluster.batched_map_changes import enter_node
 from meshd.cluster.node_lease import NodeLease
 from meshd.control.control_api import ControlError
 from meshd.errors import StartupError

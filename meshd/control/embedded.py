@@ -32,7 +32,7 @@ from meshd.control.control_api import (
     check_version,
 )
 from meshd.control.watchers import differences
-from meshd.util.directories import make_directory, sync_directory
+from meshd.util.durable_directories import make_directory, sync_directory
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:

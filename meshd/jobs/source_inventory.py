@@ -57,7 +57,7 @@ class SmallFileReader:
         return f"<SmallFileReader of {self._bucket}>"
 
     def read(self, item: SourceObject) -> bytes | None:
-        """Read a file (blocking): see `meshwire.views.samples.ReadContents`."""
+        """Read a file (blocking): see `meshwire.views.sample_groups.ReadContents`."""
         if item.size > _CONTENT:
             return None
         record = self.unpacked[item.key] if item.key in self.unpacked else self._current_record(item)

@@ -18,7 +18,7 @@ from meshd.config import ConfigError
 from meshd.errors import DirectoryInUseError
 from meshd.store.disks.file_systems import file_system_of, require_index_file_system
 from meshd.store.errors import FormatError
-from meshd.util.directories import make_directory, sync_directory
+from meshd.util.durable_directories import make_directory, sync_directory
 from meshd.util.file_locks import ENDING_SECONDS, lock_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User, check_keys, new_access_key, new_secret_key
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

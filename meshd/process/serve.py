@@ -53,7 +53,7 @@ from meshd.telemetry.audit_log import open_audit_file
 from meshd.telemetry.span_export import require_tracing_library
 from meshd.util.clock import SystemClock
 from meshwire.cluster import transitions as turn
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

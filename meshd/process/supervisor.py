@@ -24,7 +24,7 @@ from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
 from meshd.telemetry import metric_registry, metrics
 from meshd.util import shared_counters
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from meshd.rpc.tcp_congestion import disable_pacing, restore_pacing
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     import socket

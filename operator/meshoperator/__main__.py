@@ -25,7 +25,7 @@ from meshoperator.listen_socket import listen
 from meshoperator.manager import Manager, holder
 from meshoperator.settings import OperatorSettings, variables
 from meshwire.http_values.mesh_headers import RELEASE
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

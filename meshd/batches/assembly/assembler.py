@@ -30,10 +30,10 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
-from meshd.batches.assembly.frame_series import MOST_BYTES, MOST_ROWS, SeriesBuilder, series_fields
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_rows import PackedRows, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
+from meshd.batches.assembly.series_builder import MOST_BYTES, MOST_ROWS, SeriesBuilder, series_fields
 from meshd.batches.assembly.stored_sequences import no_stored_sequences
 from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals

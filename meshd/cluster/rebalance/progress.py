@@ -40,7 +40,7 @@ class Progress(msgspec.Struct, frozen=True):
     compared; `lacked`: versions, parts and metadata found missing; `entered`: those received. `dropped`:
     names dropped because others own them now; `kept`: names kept until their owners have them; `clear`: the
     newest map under which none were left; `complete`: the newest under which the node had all its data, from
-    before the map says so (`meshd.cluster.batched_changes`). `why`: what the node waits for. `began`,
+    before the map says so (`meshd.cluster.batched_map_changes`). `why`: what the node waits for. `began`,
     `updated`: ms since the epoch. `earlier`: version and received bytes of the last maps before this one that
     asked for a comparison.
     """

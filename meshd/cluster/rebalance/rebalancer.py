@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
-from meshd.cluster.batched_changes import settle_node
+from meshd.cluster.batched_map_changes import settle_node
 from meshd.cluster.data_dir_identity import latest_starts
 from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.cleanup import Cleanup

@@ -24,7 +24,7 @@ from meshwire.formats.tar import BLOCK, END, padding, tar_member_header
 from meshwire.formats.zip_archive import CRC_AT, central_directory, data_descriptor, zip_local_header
 from meshwire.jobs.job_spec import FORMATS
 from meshwire.strict_json import PlanError
-from meshwire.views.samples import Evaluation
+from meshwire.views.sample_groups import Evaluation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence

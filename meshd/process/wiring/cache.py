@@ -25,7 +25,7 @@ from meshd.store.replica.changes import VersionGone
 from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.util.clock import SystemClock
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -39,7 +39,7 @@ from meshd.control.control_api import ControlError
 from meshd.core.document_store import INCARNATIONS_PREFIX
 from meshwire.cluster import compute_placement
 from meshwire.cluster import transitions as turn
-from meshwire.messages import word_list
+from meshwire.phrases import word_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

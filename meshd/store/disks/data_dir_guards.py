@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from meshd.store.errors import FormatError, StoreInUseError
-from meshd.util.directories import make_directory
+from meshd.util.durable_directories import make_directory
 from meshd.util.file_locks import lock_file
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from meshd.store.disks.reserve_files import has_reserve
 from meshd.store.errors import DiskFailedError, FormatError
 from meshd.store.records import DiskStats
 from meshd.telemetry import metrics
-from meshd.util.directories import make_directory, sync_directory
 from meshd.util.disk_space import measure_disk_space
+from meshd.util.durable_directories import make_directory, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -28,7 +28,7 @@ from meshd.store.index.checkpoint import (
 )
 from meshd.store.index.index import Index
 from meshd.telemetry import metrics
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from meshd.store.engine.member_header import RESERVE
 from meshd.store.engine.packs import Pack
 from meshd.telemetry import metrics
 from meshd.util import failpoints
-from meshd.util.directories import sync_directory
 from meshd.util.disk_space import reserve_space
+from meshd.util.durable_directories import sync_directory
 from meshwire.formats import tar
 
 if TYPE_CHECKING:

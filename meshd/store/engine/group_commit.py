@@ -37,7 +37,7 @@ from meshd.store.errors import (
 from meshd.store.records import INTERNAL_WRITE, RESERVED_BUCKET
 from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable

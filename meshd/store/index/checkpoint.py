@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from awscrt.checksums import crc32c
 
 from meshd.store.errors import FormatError
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from meshd.store.index.uploads import Uploads
 from meshd.store.index.versions import Versions
 from meshd.store.records import Record, StoreStats
 from meshd.telemetry import metrics
-from meshd.util.directories import make_directory, sync_directory
+from meshd.util.durable_directories import make_directory, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,7 +29,7 @@ from meshd.store.index.ordered_table import OrderedTable
 from meshd.store.index.tombstones import Tombstones
 from meshd.store.index.versions import TAIL, decode, older_version_key
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
-from meshd.util.directories import sync_directory
+from meshd.util.durable_directories import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -23,7 +23,7 @@ from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
 from meshwire.formats.shard_bytes import SourceObject
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
-from meshwire.views.samples import Evaluation
+from meshwire.views.sample_groups import Evaluation
 from meshwire.views.shard_view import lay_out_shards
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from meshwire.dataset.expression_parser import Value
     from meshwire.formats.shard_bytes import Shard
     from meshwire.s3.operations import ListObjects
-    from meshwire.views.samples import EvaluationKey
+    from meshwire.views.sample_groups import EvaluationKey
     from meshwire.views.shard_view import ShardLayout, ShardsView
 
 

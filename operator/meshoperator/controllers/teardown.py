@@ -14,7 +14,7 @@ from meshoperator.cluster_model import CLUSTER_LABEL, STORE_LABEL, origins_secre
 from meshoperator.controllers import storage
 from meshoperator.planners.status import conditions
 from meshoperator.resources import GROUP
-from meshwire.messages import word_list
+from meshwire.phrases import word_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable

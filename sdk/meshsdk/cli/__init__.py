@@ -21,7 +21,7 @@ from meshsdk.cli.command_base import (
 )
 from meshsdk.cli.command_index import Chapters
 from meshsdk.errors import MeshError
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from meshsdk.cli.command_base import Session

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk.errors import ConfigurationError, DeadlineError, NotFoundError, ServerError
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

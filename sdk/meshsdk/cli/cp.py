@@ -35,7 +35,7 @@ from meshsdk.errors import (
 )
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

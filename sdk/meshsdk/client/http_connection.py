@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.client.endpoint_socket import is_incomplete_record, open_socket
 from meshsdk.errors import ConnectError
-from meshwire.messages import open_files_message
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

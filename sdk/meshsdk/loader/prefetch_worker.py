@@ -21,8 +21,8 @@ from meshsdk.client.transport import InFlightRequests
 from meshsdk.datasets.batch import Frame, open_frame
 from meshsdk.errors import ConnectError, CorruptFrameError, MeshError
 from meshsdk.loader.fetch_spec import WantedFrame
-from meshsdk.loader.frame_series import MemoryWait, SeriesPlanner
 from meshsdk.loader.remaining_reports import report_rest
+from meshsdk.loader.series_planner import MemoryWait, SeriesPlanner
 from meshsdk.loader.split_frame_requests import SplitPlanner
 from meshsdk.loader_stats import Arrival, Tally, without_report
 from meshwire.http_values.mesh_headers import (

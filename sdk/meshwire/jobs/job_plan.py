@@ -19,7 +19,7 @@ from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.dataset.fields import sample_key
 from meshwire.frame.columns import ColumnReader, ColumnWriter, StringColumn
 from meshwire.strict_json import PlanError
-from meshwire.views.samples import Evaluation, Sample
+from meshwire.views.sample_groups import Evaluation, Sample
 from meshwire.views.shard_view import FolderNames, shard_name, shuffle_permutation, split_part
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from meshwire.strict_json import (
     checked_text,
     join_path,
 )
-from meshwire.views.samples import EXPRESSION_NAMES, Evaluation, check_names, group_samples
+from meshwire.views.sample_groups import EXPRESSION_NAMES, Evaluation, check_names, group_samples
 from meshwire.views.view_fields import checked_match, checked_prefix, checked_source
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from meshwire.dataset.expression_parser import Value
     from meshwire.formats.shard_bytes import Shard, SourceObject
-    from meshwire.views.samples import Sample
+    from meshwire.views.sample_groups import Sample
 
 
 Format = Literal["tar", "tfrecord"]
@@ -65,8 +65,8 @@ class ShardsView:
     of disjoint parts, each a folder of its own; a sample's part depends only on its name. Shards are named
     `name-000000.tar` (or `.tfrecord`, by `format`).
 
-    Expressions over a sample (`meshwire.views.samples`), empty if not used: `where` excludes samples for
-    which it is false; `group`: one folder per value; `sort`: order by value; `split_by`: samples with the
+    Expressions over a sample (`meshwire.views.sample_groups`), empty if not used: `where` excludes samples
+    for which it is false; `group`: one folder per value; `sort`: order by value; `split_by`: samples with the
     same value are in the same part. `samples` "archives": the samples are members of archives instead of
     objects, and `match` applies to members. `features`: extensions of files that contain a number as text,
     with `int64` or `float`: their type in a TFRecord.

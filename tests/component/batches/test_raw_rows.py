@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import assembler, frame_builder, frame_series, series_frames
+from meshd.batches.assembly import assembler, frame_builder, series_builder, series_frames
 from meshd.batches.assembly.assembler import Assembler
 from meshd.batches.assembly.column_copies import BLOCK_ROWS
 from meshd.batches.assembly.frame_buffer import metadata_of
@@ -283,7 +283,7 @@ def test_batches_with_labels_are_built_together_in_one_block_of_memory(
         assert set(np.concatenate(kinds).tolist()) == {0, 1}
         for rows, blocks in ((BLOCK_ROWS, 1), (3 * SMALL, 4), (SMALL - 1, STEPS)):
             node.assembler._cache.clear()
-            monkeypatch.setattr(frame_series, "BLOCK_ROWS", rows)
+            monkeypatch.setattr(series_builder, "BLOCK_ROWS", rows)
             before = node.renderer.rows
             frames = await node.assembler.get_frames(FrameAddress(plan, 1, 0, batch=SMALL), STEPS)
             assert node.renderer.rows - before == blocks
@@ -327,8 +327,8 @@ def test_batches_whose_headers_differ_in_length_are_built_alone(
 def test_blocks_have_whole_frames(
     counts: list[int], firsts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_series, "BLOCK_ROWS", 10)
-    assert frame_series.frames_of_blocks(counts) == firsts
+    monkeypatch.setattr(series_builder, "BLOCK_ROWS", 10)
+    assert series_builder.frames_of_blocks(counts) == firsts
 
 
 @pytest.mark.parametrize("kind", SHARDS)

@@ -30,7 +30,7 @@ TEXTS, LENGTH = 9000, 64
 
 @pytest.fixture(autouse=True)
 def with_series(server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("meshsdk.loader.frame_series._LONGEST", 1000.0)  # however busy this machine is
+    monkeypatch.setattr("meshsdk.loader.series_planner._LONGEST", 1000.0)  # however busy this machine is
     # Another test of this process may have given it a tracer provider, for ever; traced loops have no series.
     monkeypatch.setattr("meshsdk.loader.prefetch_worker.start_batch_traces", lambda: None)
     server.series = 32

@@ -17,7 +17,7 @@ from meshwire.formats.shard_bytes import SourceObject
 from meshwire.names import check_key
 from meshwire.s3.operations import ListObjects
 from meshwire.strict_json import PlanError
-from meshwire.views.samples import Evaluation, file_name
+from meshwire.views.sample_groups import Evaluation, file_name
 from meshwire.views.shard_view import ShardsView, lay_out_shards
 from meshwire.views.view_kinds import parse_view
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshwire.dataset.fields import sample_key
 from meshwire.formats.shard_bytes import SourceObject, TarShard
 from meshwire.strict_json import PlanError
-from meshwire.views.samples import Evaluation
+from meshwire.views.sample_groups import Evaluation
 from meshwire.views.shard_view import ShardsView, lay_out_shards
 from meshwire.views.view_kinds import parse_view
 

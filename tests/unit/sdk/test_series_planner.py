@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshsdk.loader.frame_series import MAX_SERIES, MAX_SERIES_BYTES, MemoryWait, SeriesPlanner
+from meshsdk.loader.series_planner import MAX_SERIES, MAX_SERIES_BYTES, MemoryWait, SeriesPlanner
 from meshwire.http_values.mesh_headers import (
     MAX_FRAME_SERIES,
     HandoverBlock,

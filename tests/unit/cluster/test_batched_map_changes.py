@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from meshd.cluster.batched_changes import enter_node, settle_node
+from meshd.cluster.batched_map_changes import enter_node, settle_node
 from meshd.cluster.node_lease import node_lease_name
 from meshd.cluster.rebalance.progress import Progress
 from meshd.control.cluster_map_store import ClusterMapStore

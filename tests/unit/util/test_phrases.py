@@ -10,7 +10,7 @@ import pytest
 
 from meshd.errors import StartupError
 from meshd.server.api.cluster_admin import split_refused
-from meshwire.messages import open_files_message, word_list
+from meshwire.phrases import open_files_message, word_list
 
 LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
