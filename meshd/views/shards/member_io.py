@@ -12,7 +12,7 @@ import asyncio
 import os
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import combine_crc32c, crc32c
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 
     from meshd.core.read_source import FailoverRead
+    from meshd.core.sample_locations import DecompressedArchives
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import VerifiedExtents
@@ -146,15 +147,6 @@ class ScratchMemory:
 
 _GROUP: Final = 1 << 20
 _GROUP_PIECES: Final = 600
-
-
-class DecompressedArchives(Protocol):
-    """Returns the object that offsets of archive members refer to: the archive, or its decompressed copy.
-
-    Raises BatchError.
-    """
-
-    async def decompressed(self, bucket: str, key: str, record: Record) -> Record: ...
 
 
 class ShardSource:
