@@ -320,18 +320,6 @@ view_layouts = counter(
 view_layout_seconds = counter(
     "meshd_view_layout_seconds_total", "Time spent in scans and layouts of shard views."
 )
-# what loaders report about themselves; loader is the name that they choose
-loader_samples = counter("meshd_loader_samples_total", "Rows handed to training loops.", "loader")
-loader_seconds = counter("meshd_loader_seconds_total", "Time of training loops.", "loader")
-loader_waited = counter(
-    "meshd_loader_waited_seconds_total", "Time that training loops waited for a batch.", "loader"
-)
-loader_stalls = counter(
-    "meshd_loader_stall_seconds_total",
-    "Time that training loops waited, by cause: network, preprocessing or fetch.",
-    "loader",
-    "stage",
-)
 frames_handed = counter(
     "meshd_frames_handed_total",
     "Batch frames handed to jobs on this host as shared memory instead of being sent.",
@@ -468,13 +456,3 @@ processes_up = gauge("meshd_processes_up", "Processes of the node that are ready
 def op_label(op: str) -> str:
     """Return an op's name as a label; users push ops, and names beyond the limit share one label."""
     return bounded_label("op", op)
-
-
-def loader_label(name: str) -> str:
-    """Like `op_label`, for the names that loaders choose."""
-    return bounded_label("loader", name)
-
-
-def view_label(name: str) -> str:
-    """Like `op_label`, for views."""
-    return bounded_label("view", name)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from meshd.core.api_errors import BatchError
 from meshd.core.read_source import FailoverRead
 from meshd.telemetry import metrics
+from meshd.telemetry.metric_registry import bounded_label
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -137,6 +138,6 @@ def count_result(*, kept: bool) -> None:
 
     Both counters exist from the first result on, so that a view without hits has a hit ratio, too.
     """
-    label = metrics.view_label(_current_view.get())
+    label = bounded_label("view", _current_view.get())
     metrics.view_results.labels("hit", label).inc(kept)
     metrics.view_results.labels("miss", label).inc(not kept)

@@ -34,7 +34,8 @@ def panel_expressions(*, may_be_empty: bool) -> list[str]:
 def exported_series() -> set[str]:
     """Return the names of all series that daemons and the operator export."""
     found = set[str]()
-    for path in ("meshd/telemetry/metrics.py", "operator/meshoperator/metrics.py"):
+    declared = "meshd/telemetry/metrics.py", "meshd/telemetry/training_metrics.py"
+    for path in (*declared, "operator/meshoperator/metrics.py"):
         text = (ROOT / path).read_text()
         for kind, name in re.findall(r'\b_?(counter|gauge|histogram)\(\s*"(\w+)"', text, re.IGNORECASE):
             found |= {name + suffix for suffix in _SUFFIXES[kind.lower()]}

@@ -54,7 +54,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics, tracing
-from meshd.telemetry.plan_metrics import DIGITS, plan_frames
+from meshd.telemetry.training_metrics import DIGITS, plan_frames
 from meshd.util.async_tasks import SingleFlight
 from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshwire.dataset.build_snapshot import Snapshot

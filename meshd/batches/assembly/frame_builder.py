@@ -30,7 +30,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.store.integrity.verification import report_damage
 from meshd.telemetry import tracing
-from meshd.telemetry.plan_metrics import record_rendering
+from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant

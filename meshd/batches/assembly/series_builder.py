@@ -29,7 +29,7 @@ from meshd.batches.assembly.series_frames import SeriesFrames
 from meshd.core.document_store import asset_places
 from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import tracing
-from meshd.telemetry.plan_metrics import record_rendering
+from meshd.telemetry.training_metrics import record_rendering
 from meshd.util.tenant_limits import current_tenant
 from meshwire.http_values.mesh_headers import FrameTiming
 

@@ -24,7 +24,7 @@ from meshd.batches.read_ahead.extents import READ_BYTES
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE
 from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_limit
 from meshd.telemetry import metrics
-from meshd.telemetry.plan_metrics import record_reading_ahead
+from meshd.telemetry.training_metrics import record_reading_ahead
 from meshd.util.page_cache import missing_bytes
 
 if TYPE_CHECKING:

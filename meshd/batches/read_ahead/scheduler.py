@@ -28,7 +28,7 @@ from meshd.batches.read_ahead.windows import (
     window_between,
 )
 from meshd.telemetry import metrics
-from meshd.telemetry.plan_metrics import DIGITS, plan_read_ahead
+from meshd.telemetry.training_metrics import DIGITS, plan_read_ahead
 from meshd.transform.render_calls import RowWork, program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.timeouts import timeout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.telemetry import metrics, plan_metrics
+from meshd.telemetry import training_metrics
 from meshwire.http_values.mesh_headers import (
     LOADER_POSITION_HEADER,
     LOADER_REPORT_HEADER,
@@ -30,23 +30,23 @@ def note_report(
     report = parse_report(headers.get(LOADER_REPORT_HEADER))
     if report is None:
         return
-    loader = metrics.loader_label(report.name)
-    metrics.loader_samples.labels(loader).inc(report.samples)
-    metrics.loader_seconds.labels(loader).inc(report.seconds)
-    metrics.loader_waited.labels(loader).inc(report.waited)
+    loader = training_metrics.loader_label(report.name)
+    training_metrics.loader_samples.labels(loader).inc(report.samples)
+    training_metrics.loader_seconds.labels(loader).inc(report.seconds)
+    training_metrics.loader_waited.labels(loader).inc(report.waited)
     for stage, seconds in report.stalls.items():
-        metrics.loader_stalls.labels(loader, stage).inc(seconds)
-    plan_metrics.loader_epoch_samples.labels(loader).set(plan.positions)
-    plan_metrics.record_loop(loader, plan.hash, user, now)
+        training_metrics.loader_stalls.labels(loader, stage).inc(seconds)
+    training_metrics.loader_epoch_samples.labels(loader).set(plan.positions)
+    training_metrics.record_loop(loader, plan.hash, user, now)
     received = parse_position(headers.get(LOADER_POSITION_HEADER))
     if received is not None:
-        plan_metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))
+        training_metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))
     if address is not None:
         begin = address.origin + address.step * address.batch
         requested = _epochs(plan, address.epoch, begin + address.batch)
-        plan_metrics.loader_requested.labels(loader).set(requested)
+        training_metrics.loader_requested.labels(loader).set(requested)
         if received is None:
-            plan_metrics.loader_epochs.labels(loader).set(_epochs(plan, address.epoch, begin))
+            training_metrics.loader_epochs.labels(loader).set(_epochs(plan, address.epoch, begin))
 
 
 def _epochs(plan: Plan, epoch: int, position: int) -> float:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 TABLE = (ROOT / "docs" / "metrics.md").read_text()
 METRICS = "".join(
-    (ROOT / "meshd" / "telemetry" / name).read_text() for name in ("metrics.py", "plan_metrics.py")
+    (ROOT / "meshd" / "telemetry" / name).read_text() for name in ("metrics.py", "training_metrics.py")
 )
 CURRENT, EARLIER = TABLE.split("## Earlier names")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.telemetry import metric_registry, metrics
+from meshd.telemetry import metric_registry, metrics, training_metrics
 from meshsdk.errors import ConfigurationError
 from meshsdk.loader_stats import LoaderReporter, Meter
 from meshwire.http_values.mesh_headers import (
@@ -82,12 +82,12 @@ def test_names_are_checked_where_they_are_given() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    names = {metrics.loader_label(f"loader-{number}") for number in range(300)}
+    names = {training_metrics.loader_label(f"loader-{number}") for number in range(300)}
     assert len(names) == 201
     assert metric_registry.OTHER in names
 
 
-@pytest.mark.parametrize("metric", [metrics.transform_failures, metrics.loader_seconds])
+@pytest.mark.parametrize("metric", [metrics.transform_failures, training_metrics.loader_seconds])
 def test_no_counter_takes_more_names_than_there_may_be(metric: Any) -> None:
     """Whoever counts forgot to bound them: `labels` does."""
     for number in range(300):

@@ -1,6 +1,7 @@
-"""Where training loops are, and what their plans cost this node, by the first digits of a plan's hash.
+"""Metrics of training: what loaders report of their loops, and what plans cost this node.
 
-The number of plans with a counter of their own is bounded, as for names that users choose.
+Plans are named by the first digits of their hash. The number of plans with a counter of their own is bounded,
+as for names that users choose.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ plan_read_ahead = counter(
 plan_frames = counter(
     "meshd_plan_frames_total", "Frames of a plan requested; result is hit, joined or miss.", "plan", "result"
 )
+# what loaders report about themselves; loader is the name that they choose
+loader_samples = counter("meshd_loader_samples_total", "Rows handed to training loops.", "loader")
+loader_seconds = counter("meshd_loader_seconds_total", "Time of training loops.", "loader")
+loader_waited = counter(
+    "meshd_loader_waited_seconds_total", "Time that training loops waited for a batch.", "loader"
+)
+loader_stalls = counter(
+    "meshd_loader_stall_seconds_total",
+    "Time that training loops waited, by cause: network, preprocessing or fetch.",
+    "loader",
+    "stage",
+)
 loader_plan = gauge(
     "meshd_loader_plan_seconds",
     "Time of a training loop's last report that it reads a plan, in seconds since 1970.",
@@ -54,6 +67,11 @@ loader_epoch_samples = gauge(
     "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
 )
 _known: set[tuple[str, str, str]] = set()
+
+
+def loader_label(name: str) -> str:
+    """Return the name of a loader as a label; users choose it, and names beyond the limit share one label."""
+    return bounded_label("loader", name)
 
 
 def record_rendering(plan: str, rows: int, cpu: float, reading: float) -> None:
