@@ -5,7 +5,7 @@ Labels are bounded and never a key, a bucket or a client.
 
 from __future__ import annotations
 
-from meshd.telemetry.metric_registry import bounded_label, counter, gauge, histogram
+from meshd.telemetry.metric_registry import counter, gauge, histogram
 
 # HTTP: operation is the name of the S3 operation (or of a native route), status is the number as text
 http_requests = counter("meshd_http_requests_total", "Requests answered.", "operation", "status")
@@ -451,8 +451,3 @@ process_memory_bytes = gauge(
 )
 cores = gauge("meshd_cores", "CPU cores that the node may use.", mode="mostrecent")
 processes_up = gauge("meshd_processes_up", "Processes of the node that are ready.", "role", mode="mostrecent")
-
-
-def op_label(op: str) -> str:
-    """Return an op's name as a label; users push ops, and names beyond the limit share one label."""
-    return bounded_label("op", op)

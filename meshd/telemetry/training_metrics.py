@@ -69,11 +69,6 @@ loader_epoch_samples = gauge(
 _known: set[tuple[str, str, str]] = set()
 
 
-def loader_label(name: str) -> str:
-    """Return the name of a loader as a label; users choose it, and names beyond the limit share one label."""
-    return bounded_label("loader", name)
-
-
 def record_rendering(plan: str, rows: int, cpu: float, reading: float) -> None:
     """Count rows that were rendered for a plan: seconds of processor time, and of reading."""
     label = plan[:DIGITS]

@@ -17,6 +17,7 @@ import numpy as np
 
 from meshd.rpc.process_rpc import Method
 from meshd.telemetry import metrics
+from meshd.telemetry.metric_registry import bounded_label
 from meshd.telemetry.tracing import Timed  # noqa: TC001  msgspec reads the annotations
 from meshd.transform.decoded_cache.messages import (  # noqa: TC001  msgspec reads the annotations
     FieldOrder,
@@ -285,9 +286,9 @@ def record_reply_metrics(reply: RenderReply, *, in_advance: bool = False) -> Non
         if failure.kind == "damaged":
             metrics.store_corrupt_reads.inc()
         if not in_advance:
-            metrics.transform_failures.labels(metrics.op_label(failure.op)).inc()
+            metrics.transform_failures.labels(bounded_label("op", failure.op)).inc()
     for use in reply.ops:
-        name = metrics.op_label(use.op)
+        name = bounded_label("op", use.op)
         metrics.op_calls.labels(name).inc(use.calls)
         metrics.op_seconds.labels(name).inc(use.seconds)
         metrics.op_bytes.labels(name, "in").inc(use.bytes_in)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from meshd.core.api_errors import BatchError, store_errors
 from meshd.core.document_store import RESERVED_BUCKET, find_intact
 from meshd.telemetry import metrics
+from meshd.telemetry.metric_registry import bounded_label
 from meshd.views import view_kind
 from meshd.views.transform_results import TransformResultMaker, result_key, result_keys
 from meshd.views.view_kind import StoredResult, to_s3_error, translate_peer_errors
@@ -71,7 +72,7 @@ class TransformReader:
         made = find_intact(self._store, place) is not None
         view_kind.count_result(kept=made)
         for op in view.plan.ops if made else ():
-            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc()
+            metrics.op_cache_hits.labels(bounded_label("op", op.op)).inc()
         if not made:
             await self._compute_result(view, origin, source)
         return place

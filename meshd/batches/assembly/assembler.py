@@ -54,6 +54,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.plan_record import Plan
 from meshd.store.errors import StoreError
 from meshd.telemetry import metrics, tracing
+from meshd.telemetry.metric_registry import bounded_label
 from meshd.telemetry.training_metrics import DIGITS, plan_frames
 from meshd.util.async_tasks import SingleFlight
 from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
@@ -205,7 +206,7 @@ class Assembler:
         if result == "miss":
             return
         for op in (await self.catalog.plan(address.plan)).spec.ops:
-            metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(rows)
+            metrics.op_cache_hits.labels(bounded_label("op", op.op)).inc(rows)
 
     async def aclose(self) -> None:
         """Drop the finished frames."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.telemetry import training_metrics
+from meshd.telemetry.metric_registry import bounded_label
 from meshwire.http_values.mesh_headers import (
     LOADER_POSITION_HEADER,
     LOADER_REPORT_HEADER,
@@ -30,7 +31,7 @@ def note_report(
     report = parse_report(headers.get(LOADER_REPORT_HEADER))
     if report is None:
         return
-    loader = training_metrics.loader_label(report.name)
+    loader = bounded_label("loader", report.name)
     training_metrics.loader_samples.labels(loader).inc(report.samples)
     training_metrics.loader_seconds.labels(loader).inc(report.seconds)
     training_metrics.loader_waited.labels(loader).inc(report.waited)

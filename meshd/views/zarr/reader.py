@@ -24,6 +24,7 @@ from meshd.core.read_source import GeneratedSource, ReadSource
 from meshd.store.errors import ConditionFailedError, CorruptExtentError, DiskFailedError, ExtentGoneError
 from meshd.store.records import Meta, Record, Span
 from meshd.telemetry import metrics
+from meshd.telemetry.metric_registry import bounded_label
 from meshd.util.async_tasks import SingleFlight
 from meshd.views import view_kind
 from meshd.views.key_paging import build_page
@@ -321,7 +322,7 @@ class BlockStore:
             record, _ = await self._making.run(place, lambda: self._make(laid, array, chunk, place))
         else:
             for op in work.plan.spec.ops:
-                metrics.op_cache_hits.labels(metrics.op_label(op.op)).inc(len(rows))
+                metrics.op_cache_hits.labels(bounded_label("op", op.op)).inc(len(rows))
         self._uses.note(place)
         return record
 

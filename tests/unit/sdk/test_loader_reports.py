@@ -82,7 +82,7 @@ def test_names_are_checked_where_they_are_given() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    names = {training_metrics.loader_label(f"loader-{number}") for number in range(300)}
+    names = {metric_registry.bounded_label("loader", f"loader-{number}") for number in range(300)}
     assert len(names) == 201
     assert metric_registry.OTHER in names
 
