@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from meshd.core.api_errors import store_errors
+from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.store.errors import ExtentGoneError
 from meshd.store.integrity import verification
 from meshd.store.integrity.verification import VerifiedExtents, damage_context
@@ -41,17 +42,17 @@ _UNCHANGED = (
 )
 
 
-def check_copy_source(source: Record, operation: CopyObject, max_bytes: int, *, versioned: bool) -> None:
+def check_copy_source(source: Record, operation: CopyObject, *, versioned: bool) -> None:
     """Raise S3Error unless `source` may be copied as `operation` asks.
 
     A copy onto itself must change something, unless it brings back a version (`versioned` buckets).
     """
     check_source_conditions(operation.source_conditions, source)
-    if source.size > max_bytes:
+    if source.size > MAX_PUT_BYTES:
         raise S3Error(
             "InvalidRequest",
             "The specified copy source is larger than the maximum allowable size for a copy source: "
-            f"{max_bytes}",
+            f"{MAX_PUT_BYTES}",
         )
     same = (operation.source.bucket, operation.source.key) == (operation.bucket, operation.key)
     restores = versioned and operation.source.version is not None

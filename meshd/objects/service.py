@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.core.api_errors import store_errors
-from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
+from meshd.core.object_io import check_put_size
 from meshd.objects.copy_object import add_checksum, check_copy_source, copy_meta, retry_if_moved
 from meshd.store.records import INTERNAL_WRITE, NULL, Meta
 from meshwire.errors import S3Error
@@ -137,7 +137,7 @@ class ObjectService:
         bucket, key = operation.bucket, operation.key
         source = self._versions.find_copy_source(operation.source)
         versioned = bool(self._versions.versioning_of(bucket))
-        check_copy_source(source, operation, MAX_PUT_BYTES, versioned=versioned)
+        check_copy_source(source, operation, versioned=versioned)
         rehashed = await add_checksum(self._store, source, operation.checksum_algorithm)
         self._versions.require_same_bucket(bucket, born)
         owner = self._versions.owner_for_write(bucket, identity.user_id, operation.acl)

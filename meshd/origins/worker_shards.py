@@ -113,18 +113,18 @@ ERRORS: Final = ErrorTypes(
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag="failed"):
-    """An error for another node, by the name of its class. `number` is not used."""
+    """An error for another node, by the name of its class. `number`: 0, which earlier releases expect."""
 
     number: int
     kind: str
     message: str
 
 
-def encode_error(number: int, error: Exception) -> WorkerError:
+def encode_error(error: Exception) -> WorkerError:
     """Encode an error for another node."""
     value = ERRORS.encode(error) or ERRORS.encode(ERRORS.unexpected())
     assert value is not None
-    return WorkerError(number, value.kind, value.message)
+    return WorkerError(0, value.kind, value.message)
 
 
 def decode_error(failed: WorkerError) -> Exception:

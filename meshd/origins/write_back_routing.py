@@ -172,7 +172,7 @@ def _not_primary() -> NotPrimaryError:
 
 
 def _failed(error: Exception) -> WriteBackResult:
-    return WriteBackResult(encode_error(0, error))
+    return WriteBackResult(encode_error(error))
 
 
 class WriteBackHandlers:

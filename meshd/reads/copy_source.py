@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from meshd.core.api_errors import retry_if_written_back, store_errors
-from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
+from meshd.core.object_io import check_put_size
 from meshd.objects.copy_object import (
     check_copy_source,
     check_source_conditions,
@@ -222,7 +222,7 @@ class RemoteCopySources:
     ) -> tuple[ops.PutObject, RemoteSourceBody]:
         """Turn the copy into an upload. Raises S3Error."""
         versioned = bool(self._versions.versioning_of(operation.bucket))
-        check_copy_source(record, operation, MAX_PUT_BYTES, versioned=versioned)
+        check_copy_source(record, operation, versioned=versioned)
         meta = copy_meta(record, operation, "")
         algorithm = operation.checksum_algorithm or next(iter(record.checksums), None)
         put = ops.PutObject(

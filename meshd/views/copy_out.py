@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from meshd.core.object_io import MAX_PUT_BYTES
 from meshd.core.read_source import split_spans
 from meshd.objects.copy_object import check_copy_source, check_source_conditions, copy_part_range
 from meshd.store.integrity.verification import StreamVerifier, VerifiedExtents, read_spans
@@ -112,7 +111,7 @@ def copy_as_upload_part(operation: UploadPartCopy) -> UploadPart:
 
 def assembled_upload(operation: CopyObject, source: AssembledObject) -> tuple[PutObject, AssembledBody]:
     """Return a copy of an assembled object as an upload. Raises S3Error."""
-    check_copy_source(source.record, operation, MAX_PUT_BYTES, versioned=False)
+    check_copy_source(source.record, operation, versioned=False)
     return copy_as_put(operation, source.record), AssembledBody(source)
 
 

@@ -21,12 +21,12 @@ _MOST_NAMED: Final = 5
 _EXHAUSTED: Final = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 
 
-def word_list(items: Collection[object], most: int = _MOST_NAMED) -> str:
-    """Return the items as a phrase, such as `1, 2 and 3`; beyond `most`, it ends with how many more there
+def word_list(items: Collection[object]) -> str:
+    """Return the items as a phrase, such as `1, 2 and 3`; of more than five, it ends with how many more there
     are."""
     words = [str(item) for item in items]
-    if len(words) > most:
-        words = [*words[:most], f"{len(words) - most} more"]
+    if len(words) > _MOST_NAMED:
+        words = [*words[:_MOST_NAMED], f"{len(words) - _MOST_NAMED} more"]
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 

@@ -176,8 +176,7 @@ def _in_same_objects(column: BytesColumn, first: BytesColumn) -> bool:
 class ColumnCopies:
     """The blocks of some rows of a frame. `rest`: the rows that are in none.
 
-    `samples`: int64[n], the samples of the rows `first`, `first` + 1, …; `ends`: the row of `samples` before
-    which each block ends.
+    `samples`: int64[n], the samples of the rows; `ends`: the row before which each block ends.
     """
 
     def __init__(
@@ -186,10 +185,9 @@ class ColumnCopies:
         pinned: PinnedObjects,
         samples: Numbers,
         positions: Numbers,
-        first: int,
         ends: Sequence[int] | None = None,
     ) -> None:
-        self._pinned, self._places, self._first = pinned, places, first
+        self._pinned, self._places = pinned, places
         self._objects, self._offsets = places.objects(samples), places.offsets(samples)
         self._lengths = places.lengths(samples)
         self._good, self._positions = places.good_rows(samples, self._lengths), positions
@@ -206,7 +204,7 @@ class ColumnCopies:
     @property
     def rest(self) -> list[int]:
         """The rows that no block has, ascending."""
-        return (np.flatnonzero(~self._good) + self._first).tolist()
+        return np.flatnonzero(~self._good).tolist()
 
     def _add_block(self, start: int, end: int) -> None:
         places, part = self._places, slice(start, end)
@@ -238,7 +236,7 @@ class ColumnCopies:
         chosen = b"" if rows is None or count == end - start else rows.astype("<i4").tobytes()
         block = RowBlock(end - start, widths, chosen, (), tuple(made))
         position = int(self._positions[start])
-        self.work.append(RowWork(self._first + start, position, (), block=block, paths=files.paths))
+        self.work.append(RowWork(start, position, (), block=block, paths=files.paths))
 
     def _extents(self, group: tuple[int, ...], rows: Numbers | slice) -> tuple[Numbers, Numbers]:
         """Return where the first field of a group begins in each row, and where the last one ends."""

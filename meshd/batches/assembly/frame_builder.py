@@ -172,7 +172,7 @@ class FrameBuilder:
         await self._arrivals.until_read()
         began = self._clock()
         await pinned.look_up_rows(rows.samples)
-        copies = ColumnCopies(places, pinned, rows.samples, rows.positions, 0)
+        copies = ColumnCopies(places, pinned, rows.samples, rows.positions)
         self._fetch += self._clock() - began
         if not copies.work:
             return range(count)

@@ -93,7 +93,7 @@ class SeriesBuilder:
             await pinned.look_up_objects(places.object_numbers(samples))
             firsts = frames_of_blocks([len(rows) for rows in self._rows])
             ends = np.cumsum([len(rows) for rows in self._rows])[[end - 1 for end in firsts[1:]]].tolist()
-            copies = ColumnCopies(places, pinned, samples, positions, 0, ends)
+            copies = ColumnCopies(places, pinned, samples, positions, ends)
             if copies.rest or len(copies.work) != len(ends):
                 return None
             located = self._clock()

@@ -253,10 +253,6 @@ class GpuProximity:
         for place in places:
             self._best = np.maximum(self._best, self.levels(place))
 
-    def nearness(self) -> float:
-        """Return the mean nearness of the GPUs to their nearest copy, 0…1."""
-        return float(round((self._gpus * self._best).sum() / self.total, 9)) if self.total else 0.0
-
     def describe_levels(self, place: int) -> str:
         """Describe which GPUs a node is near to; empty if none."""
         levels = self.levels(place)

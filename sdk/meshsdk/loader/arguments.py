@@ -110,25 +110,18 @@ FOREIGN_ARGUMENTS = {
 }
 
 
-def explain_foreign_arguments(
-    elsewhere: Mapping[str, str],
-) -> Callable[[Callable[_Taken, _Given]], Callable[_Taken, _Given]]:
-    """Return a decorator for functions that are called with arguments of other libraries.
+def explain_foreign_arguments(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
+    """Decorate a function that is called with arguments of other libraries: it raises a TypeError that says
+    what to write instead of each."""
 
-    For each argument in `elsewhere` the function raises a TypeError that says what to write instead.
-    """
+    @functools.wraps(function)
+    def told(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
+        if wrong := [name for name in kwargs if name in FOREIGN_ARGUMENTS]:
+            words = "; no argument ".join(f"{name}: {FOREIGN_ARGUMENTS[name]}" for name in wrong)
+            raise TypeError(f"{function.__qualname__.split('.')[0]} has no argument {words}")
+        return function(*args, **kwargs)
 
-    def made(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
-        @functools.wraps(function)
-        def told(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
-            if wrong := [name for name in kwargs if name in elsewhere]:
-                words = "; no argument ".join(f"{name}: {elsewhere[name]}" for name in wrong)
-                raise TypeError(f"{function.__qualname__.split('.')[0]} has no argument {words}")
-            return function(*args, **kwargs)
-
-        return told
-
-    return made
+    return told
 
 
 def checked_dataset(dataset: object) -> None:

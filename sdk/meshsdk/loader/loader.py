@@ -113,7 +113,7 @@ class Loader:
                 train_step(batch["image"], batch["label"])
     """
 
-    @explain_foreign_arguments(FOREIGN_ARGUMENTS)
+    @explain_foreign_arguments
     def __init__(
         self,
         dataset: Dataset,

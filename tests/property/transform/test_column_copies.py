@@ -171,7 +171,7 @@ def test_block_is_rows(tmp_path: Path, text: bool, ops: list[dict[str, Any]]) ->
     sizes = [500 * found.row_bytes for found in types.values() if found.row_bytes]
     targets = (*((int(at), 500) for at in np.cumsum([0, *sizes[:-1]])), None, None)
     pinned = cast("PinnedObjects", files)
-    copies = ColumnCopies(RowPlaces(files.snapshot, stored), pinned, samples, samples, 0)
+    copies = ColumnCopies(RowPlaces(files.snapshot, stored), pinned, samples, samples)
     rest = copies.rest
     assert {row for row in range(500) if samples[row] >= 2 * ROWS or samples[row] == ROWS + 17} <= set(rest)
     assert len(rest) < 250
@@ -214,7 +214,7 @@ def test_block_of_ragged_fields(tmp_path: Path, names: list[str], spread: int) -
     samples = np.random.default_rng(4).permutation(3 * ROWS)[:500]
     targets = (None,) * len(names)
     pinned = cast("PinnedObjects", files)
-    copies = ColumnCopies(RowPlaces(snapshot, stored), pinned, samples, samples, 0)
+    copies = ColumnCopies(RowPlaces(snapshot, stored), pinned, samples, samples)
     rest = copies.rest
     assert {row for row in range(500) if samples[row] >= 2 * ROWS} <= set(rest)
     assert len(rest) < 250

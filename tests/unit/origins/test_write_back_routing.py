@@ -155,7 +155,7 @@ def test_a_long_upload_is_waited_for() -> None:
 @pytest.mark.parametrize("kind", [OriginRefusedError, OriginDownError, NotReplicatedError])
 def test_what_was_wrong_there_is_told_here(kind: type[Exception]) -> None:
     with pytest.raises(kind, match="so it was"):
-        push(World("c", there=[WriteBackResult(encode_error(0, kind("so it was")))]))
+        push(World("c", there=[WriteBackResult(encode_error(kind("so it was")))]))
 
 
 def test_nobody_who_decides_ends_it() -> None:
