@@ -216,12 +216,6 @@ class RowInputs:
                     self._made[number] = value
         self._joined = True
 
-    def field_value(self, number: int) -> Any:
-        """Return the input of a field, by its number."""
-        self.run_multi_field_ops()
-        self.number = number
-        return self._made[number] if number in self._made else self._source(number)
-
     def _source(self, number: int) -> bytes:
         """Return the bytes of a field, which are read once for all ops that need them."""
         kept = self._kept.get(number)

@@ -8,7 +8,7 @@ import re
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -30,10 +30,15 @@ from meshtools.simulator.scenario import (
     Origin,
     Writes,
     parse_scenario,
-    read_scenario,
+    scenario_text,
     shipped_scenarios,
 )
 from meshwire.cluster.cluster_map import ClusterMap, Node
+
+if TYPE_CHECKING:
+    from meshtools.simulator.scenario import (
+        Scenario,
+    )
 
 ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = 60_000
@@ -51,6 +56,10 @@ batch = 1024
 step_seconds = 0.02
 block_shards = 32
 """
+
+
+def read_scenario(name: str) -> Scenario:
+    return parse_scenario(scenario_text(name), name)
 
 
 def figures(text: str, **changes: Any) -> dict[str, Any]:

@@ -50,9 +50,11 @@ def program(*more: dict[str, Any]) -> Program:
 def rendered(made: Program, image: bytes, mask: bytes, position: int = 3) -> dict[str, Any]:
     draw = made.draw(0, position)
     begun = RowInputs(made.joints, (((0,),), ((1,),)), lambda pieces: (image, mask)[pieces[0][0]], draw, IDLE)
-    return {
-        name: chain.render(begun.field_value(n), draw) for n, (name, chain) in enumerate(made.chains.items())
-    }
+    values = {}
+    for number, (name, chain) in enumerate(made.chains.items()):
+        value, done = begun.begin_chain(number, chain)
+        values[name] = chain.render(value, draw, done=done)
+    return values
 
 
 IDLE = OpStats(lambda: 0.0)

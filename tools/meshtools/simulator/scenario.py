@@ -177,14 +177,6 @@ def shipped_scenarios() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in found if entry.name.endswith(".toml"))
 
 
-def read_scenario(name: str) -> Scenario:
-    """Read a scenario from a file, or one that ships by its name.
-
-    Raises NotFoundError, ConfigurationError.
-    """
-    return parse_scenario(scenario_text(name), Path(name).stem)
-
-
 def scenario_text(name: str) -> str:
     """Return the TOML of a scenario, from a file, or of one that ships by its name.
 
