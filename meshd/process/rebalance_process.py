@@ -23,7 +23,7 @@ from meshd.process.wiring.cluster import local_rebalance_routes, sync_source
 from meshd.process.wiring.node_context import REBALANCE_WRITER, open_node
 from meshd.rpc.process_server import ProcessServer
 from meshd.server.connection_handoff import HAND_OFF, HandoffServer
-from meshd.server.native_routes import PeerAuthenticator
+from meshd.server.peer_endpoint import PeerAuthenticator
 from meshd.telemetry import logs, metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.malloc_tuning import keep_freed_pages

@@ -19,7 +19,7 @@ from meshd.rpc.peer_client import POOL_HEADER
 from meshd.rpc.process_rpc import Method
 from meshd.server.direct_sender import is_encrypted
 from meshd.server.http_server import drain_server, make_server
-from meshd.server.native_routes import peer_route
+from meshd.server.peer_endpoint import peer_route
 from meshd.server.request import CLIENT_GONE, RequestTrace
 from meshd.server.response import Reply, StreamedReply, finish_response
 from meshwire.errors import S3Error
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meshd.cluster.rebalance.worker import WorkerSocket
     from meshd.config import HttpSettings
     from meshd.server.http_route import HttpRoute
-    from meshd.server.native_routes import PeerAuthenticator, PeerCaller, PeerHandler
+    from meshd.server.peer_endpoint import PeerAuthenticator, PeerCaller, PeerHandler
     from meshd.server.request import MeshRequest
     from meshd.util.clock import Clock
 

@@ -22,7 +22,7 @@ class HttpRoute:
 
     `access` says who may call it. For `signed`, the request's signature and its body's digest are verified
     first, and the handler is called with (request, identity); `request.read()` returns the verified body. For
-    `peer` (see `native_routes.peer_route`), another node must have signed it, and the handler is called with
+    `peer` (see `peer_endpoint.peer_route`), another node must have signed it, and the handler is called with
     (request, caller). For `open`, it is called with the request alone. The first matching route is used.
     """
 

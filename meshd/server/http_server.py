@@ -15,7 +15,7 @@ from meshd.server.api.sts_query import StsQueryEndpoint
 from meshd.server.connection import Connection
 from meshd.server.connection_limits import ConnectionLimiter
 from meshd.server.console.endpoint import ConsoleEndpoint
-from meshd.server.native_routes import NativeRoutes, RequestDispatcher
+from meshd.server.request_dispatcher import NativeRoutes, RequestDispatcher
 from meshd.server.s3.endpoint import S3Endpoint
 from meshd.server.s3.fast_path import FastPath
 from meshd.server.s3.request_auth import Authenticator, RequestAdmission, VirtualHosts

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meshd.reads.copy_source import RemoteCopySources
     from meshd.reads.near_cache_reader import NearCacheReader
     from meshd.server.console.oidc_sign_in import OidcSignIn
-    from meshd.server.native_routes import PeerAuthenticator
+    from meshd.server.peer_endpoint import PeerAuthenticator
     from meshd.server.proxy.fan_out import FanOut
     from meshd.server.proxy.forwarder import Forwarder
     from meshd.telemetry.audit_log import AuditLog

@@ -42,7 +42,7 @@ from meshd.peer_reads.resume_read import ResumeSource
 from meshd.process.wiring.data_services import node_catalog
 from meshd.reads.copy_source import CopySourceHandlers, LocalCopySources, RemoteCopySources
 from meshd.server.connection_handoff import handoff_routes
-from meshd.server.native_routes import peer_routes
+from meshd.server.peer_endpoint import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hops import BucketRevisions, HopSigner

@@ -53,7 +53,7 @@ from meshd.origins.prefetch_job import PrefetchJob
 from meshd.origins.prefetch_worker import PrefetchWorker
 from meshd.process import memory_usage
 from meshd.process.transform_process import sandbox_limits
-from meshd.server.native_routes import peer_routes
+from meshd.server.peer_endpoint import peer_routes
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform

@@ -45,7 +45,7 @@ from meshd.server.api.log_level import LogLevelService
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
 from meshd.server.api.role_actions import AuditAction, RoleActions
 from meshd.server.api.views import ViewEndpoint
-from meshd.server.native_routes import peer_routes
+from meshd.server.peer_endpoint import peer_routes
 from meshd.store.integrity.verification import ExpiringVerifiedExtents
 from meshd.telemetry import logs
 from meshd.telemetry.activity import ActivityHistory

@@ -28,7 +28,7 @@ from meshd.process.wiring.node_context import node_access
 from meshd.reads.archive_members import MemberService
 from meshd.reads.near_cache_reader import NearCacheReader
 from meshd.server.console.oidc_sign_in import OidcSignIn
-from meshd.server.native_routes import PeerAuthenticator
+from meshd.server.peer_endpoint import PeerAuthenticator
 from meshd.server.services import ServerServices
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.dispatch import ViewDispatcher

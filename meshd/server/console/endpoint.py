@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from meshd.auth.identities.console_sessions import ConsoleSession, ConsoleSessions
     from meshd.server.console.oidc_sign_in import OidcSignIn
     from meshd.server.http_route import OpenHandler
-    from meshd.server.native_routes import NativeRoutes
     from meshd.server.request import MeshRequest
+    from meshd.server.request_dispatcher import NativeRoutes
     from meshd.server.response import Header
     from meshd.server.services import ServerServices
 

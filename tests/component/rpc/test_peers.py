@@ -27,7 +27,7 @@ from meshd.rpc.peer_rpc import (
     handler,
     stream_handler,
 )
-from meshd.server.native_routes import peer_reply, peer_route, peer_routes, stream_reply
+from meshd.server.peer_endpoint import peer_reply, peer_route, peer_routes, stream_reply
 from meshd.store.errors import ExhaustedError
 from meshd.util.clock import SystemClock
 from meshwire.cluster import Node as Member
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_rpc import (
         CallContext,
     )
-    from meshd.server.native_routes import PeerCaller
+    from meshd.server.peer_endpoint import PeerCaller
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
     from tests.support.mesh_nodes import Running
