@@ -1,9 +1,8 @@
-"""Fetch: bring bytes by ETag, and finished frames, from peers and origins into shared memory.
+"""Fetches bytes by ETag from peers and origins into shared memory.
 
 Bytes are named by their object's ETag: the caller gets exactly that content, or the reason it is lost.
 On a checksum mismatch, re-fetch with server-side verification, then try the next replica. Parts that the
-near cache holds are not requested. A frame is a function of its address: it is the same whichever node
-builds it.
+near cache holds are not requested.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from awscrt.checksums import crc32c
 
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy
-from meshd.core.frame_address import BlockAddress, FrameAddress, consecutive_steps, leading_frames
 from meshd.core.memory_frames import MemoryFrame
 from meshd.core.peer_source import ReadFailure
 from meshd.errors import MeshdError
@@ -27,16 +25,13 @@ from meshd.peer_reads.replica_selection import gather_limited
 from meshd.rpc.peer_client import PeerUnreachableError
 from meshd.store.records import Location
 from meshd.telemetry import metrics
-from meshwire.cluster.routes import batch_nodes, frame_address, rendezvous_order
 from meshwire.frame.sample_frames import BLOBS, CRC, INDEX, STATUS
 from meshwire.frame.tensor_frame import DTYPES, FrameError, Status, header_size, parse_frame_header
-from meshwire.http_values.mesh_headers import SERVER_TIMING_HEADER as TIMING
-from meshwire.http_values.mesh_headers import parse_timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from meshd.core.frame_address import AnyFrameAddress, Frame, FrameResult, FrameSource
+    from meshd.core.frame_address import Frame, FrameAddress
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.peer_source import ObjectRange
     from meshd.peer_reads.replica_selection import ReplicaSelector
@@ -356,84 +351,3 @@ def _parse_frame(fd: int, start: int, size: int, path: str) -> list[Location | R
         else:
             found.append(Location(path, first + offset, nbytes, crc))
     return found
-
-
-class RendezvousFrameSource:
-    """A FrameSource that has each frame made by the node to which rendezvous hashing assigns its address, so
-    that no two nodes make the same frame at once."""
-
-    def __init__(self, remote: PeerFrames, frames: FrameSource) -> None:
-        self._remote, self._frames = remote, frames
-
-    def __repr__(self) -> str:
-        return f"<RendezvousFrameSource before {self._frames!r}>"
-
-    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
-        """Return the frame; see `FrameSource`."""
-        if isinstance(address, FrameAddress | BlockAddress):
-            met = await self._remote.assigned_peer_frame(address)
-            if met is not None:
-                return met
-        return await self._frames.get_frame(address, kept_bytes)
-
-    async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
-        """Return the frames of consecutive steps; see `FrameSource`."""
-        steps = consecutive_steps(first, count)
-        return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
-
-
-class PeerFrames:
-    """Frames of other nodes, and frames in the near cache. One instance per process."""
-
-    def __init__(
-        self, selector: ReplicaSelector, near_cache: NearCache | None, memory: MemoryAccount
-    ) -> None:
-        self._selector, self._near_cache, self._memory = selector, near_cache, memory
-        self._mesh = selector.mesh
-
-    def __repr__(self) -> str:
-        return f"<PeerFrames from {self._mesh.node_id}>"
-
-    async def assigned_peer_frame(self, address: FrameAddress | BlockAddress) -> Frame | None:
-        """Return the frame from the node that is assigned its address. None if that is this node or the node
-        does not supply it: then this node makes the frame."""
-        node = next(
-            iter(rendezvous_order(batch_nodes(self._mesh.current_map()), _rendezvous_name(address))), None
-        )
-        if node is None or node.node_id == self._mesh.node_id:
-            return None
-        room = MemoryFrame(0, self._memory)
-        try:
-            async with self._selector.peers.open_typed(node, peer_messages.READ_FRAME, address) as answer:
-                await receive_body(answer, room)
-                room.rows = int(answer.headers["x-mesh-rows"])
-                room.took = parse_timing(answer.headers.get(TIMING, "")).took
-                return room.hand_out(cast("FrameResult", answer.headers["x-mesh-frame"]))
-        except MeshdError as error:
-            self._selector.report_unreachable(node, error)
-            return None
-
-    async def cached_frame(self, address: FrameAddress) -> Frame | None:
-        """Return the frame if the near cache holds it."""
-        found = None if self._near_cache is None else await self._near_cache.get_frame(address)
-        if found is None:
-            return None
-        pieces, rows = found
-        room = MemoryFrame(0, self._memory)
-        for piece in pieces:
-            append_bytes(room, piece)
-        room.rows = rows
-        return room.hand_out("hit")
-
-    def cache_frame(self, address: FrameAddress, frame: Frame) -> None:
-        """Put a copy into the near cache, if this node has one."""
-        if self._near_cache is not None:
-            self._near_cache.keep_frame(address, frame)
-
-
-def _rendezvous_name(address: FrameAddress | BlockAddress) -> str:
-    """Return the text that stands for the address in rendezvous hashing."""
-    if isinstance(address, BlockAddress):
-        return f"{address.digest}/{address.block}"
-    place = address.rank, address.world, address.batch, address.origin
-    return frame_address(address.plan, address.epoch, address.step, *place)

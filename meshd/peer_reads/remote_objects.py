@@ -19,7 +19,8 @@ from meshd.errors import MeshdError
 from meshd.peer_reads.changed_names import ChangedNames
 from meshd.peer_reads.listing import ObjectListings
 from meshd.peer_reads.peer_documents import PeerDocuments
-from meshd.peer_reads.peer_fetcher import MAX_ORIGIN_READS, PeerFetcher, PeerFrames, RendezvousFrameSource
+from meshd.peer_reads.peer_fetcher import MAX_ORIGIN_READS, PeerFetcher
+from meshd.peer_reads.peer_frames import PeerFrames, RendezvousFrameSource
 from meshd.peer_reads.peer_snapshot_pages import PagedSnapshotSupport, PeerSnapshotPages
 from meshd.peer_reads.replica_selection import (
     ReplicaSelector,
