@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.transform import registry
+from meshd.transform.builtin.array_files import read_npy_header
+from meshd.transform.errors import BadSampleError
 from meshwire.formats.image_headers import read_image_header
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _MASK_NAMES = ("mask", "seg", "annot", "label")
 _ANNOTATING = ("boxes", "keypoints")
 """Ops whose first field is an annotation of the image in the second."""
+_IMAGE_SOURCES = ("decode", "decode_dicom", "as_image")
+"""Ops that make an image of something else."""
 _FLAT = 0.25
 """Bytes a pixel below which a palette image is rather a drawing or a mask than a photograph."""
 
@@ -53,7 +57,7 @@ def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]
     return (
         *(note for name, ops in fields.items() for note in _decoding_notes(name, ops, first)),
         *(note for name, ops in fields.items() for note in _filter_notes(name, ops)),
-        *_pairing_notes(fields),
+        *_pairing_notes(fields, first),
         *_annotation_notes(spec),
         *_dropping_notes(spec),
     )
@@ -150,15 +154,14 @@ def _filter_notes(name: str, ops: list[_FieldOp]) -> Iterator[str]:
             )
 
 
-def _pairing_notes(fields: dict[str, list[_FieldOp]]) -> Iterator[str]:
-    """Note the ops that move a field at random without the other images of the sample."""
+def _pairing_notes(fields: dict[str, list[_FieldOp]], first: Callable[[str], bytes]) -> Iterator[str]:
+    """Note the ops that move a field at random without the other images of the sample, or without the arrays
+    that have the size of one."""
     images = [
         name
         for name, ops in fields.items()
         if any(_places(each) for each in ops) and not any(each.op.op in _ANNOTATING for each in ops)
     ]
-    if len(images) < 2:
-        return
     alone = {
         name: [
             each.op.op for each in fields[name] if _moves(each) and len(set(each.shared) & set(images)) < 2
@@ -168,19 +171,46 @@ def _pairing_notes(fields: dict[str, list[_FieldOp]]) -> Iterator[str]:
     alone = {name: ops for name, ops in alone.items() if ops}
     if not alone:
         return
+    arrays = [name for name, ops in fields.items() if ops[0].op.op == "npy" and name not in images]
+    if arrays:
+        sizes = {_image_size(name, fields[name], first) for name in alone} - {None}
+        arrays = [name for name in arrays if _array_size(name, first) in sizes]
+    images += arrays
+    if len(images) < 2:
+        return
     told = "; ".join(f"{' and '.join(dict.fromkeys(ops))} of {name!r}" for name, ops in alone.items())
     op = next(iter(alone.values()))[0]
     pair = ", ".join(map(repr, images))
+    before = f", after {' and '.join(f'ops.as_image({name!r})' for name in arrays)}" if arrays else ""
     yield (
         f"draws of their own: {told}. If {' and '.join(map(repr, images))} show the same scene, they no "
         f"longer "
-        f"match: ops.over(({pair}), ops.{op}, …) draws once for all of them"
+        f"match: ops.over(({pair}), ops.{op}, …) draws once for all of them{before}"
     )
+
+
+def _image_size(name: str, ops: list[_FieldOp], first: Callable[[str], bytes]) -> tuple[int, ...] | None:
+    """Return (height, width) of the first sample's image file; None of anything else."""
+    if ops[0].op.op != "decode":
+        return None
+    try:
+        header = read_image_header(first(name))
+    except KeyError:
+        return None
+    return None if header is None else (header.height, header.width)
+
+
+def _array_size(name: str, first: Callable[[str], bytes]) -> tuple[int, ...]:
+    """Return the first two extents of the first sample's array."""
+    try:
+        return read_npy_header(first(name))[0][:2]
+    except (KeyError, BadSampleError):
+        return ()
 
 
 def _places(each: _FieldOp) -> bool:
     """Return whether the value of the field has places that a mask could refer to."""
-    return each.op.op == "decode" or _moves(each)
+    return each.op.op in _IMAGE_SOURCES or _moves(each)
 
 
 def _moves(each: _FieldOp) -> bool:

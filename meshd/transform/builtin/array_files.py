@@ -89,7 +89,7 @@ class Npy:
         """
         if "dtype" in args:
             return dict(args)
-        found_shape, _, found, _ = _header(first())
+        found_shape, _, found, _ = read_npy_header(first())
         return {"shape": [None] * len(found_shape), **args, "dtype": found.newbyteorder("=").name}
 
     def infer(self, field: FieldType) -> FieldType:
@@ -98,7 +98,7 @@ class Npy:
         return array_type(self.dtype, self.shape)
 
     def apply(self, value: bytes, random: KeyedRandom) -> npt.NDArray[Any]:
-        found_shape, fortran, found, start = _header(value)
+        found_shape, fortran, found, start = read_npy_header(value)
         if found.hasobject:
             raise BadSampleError(OBJECT_DTYPE_REFUSED)
         if found.newbyteorder("=") != np.dtype(self.dtype):
@@ -170,7 +170,7 @@ def checked_shape(array: npt.NDArray[Any], shape: Extents | None) -> npt.NDArray
     return array
 
 
-def _header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def read_npy_header(value: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return (shape, Fortran order, dtype, offset of the data) of an npy file. Raises BadSampleError."""
     file = io.BytesIO(value)
     try:

@@ -1,4 +1,4 @@
-"""Array ops: window, gather_columns, one_hot, normalize, cast and to_npy.
+"""Array ops: window, gather_columns, one_hot, normalize, cast, as_image and to_npy.
 
 Law: a window that does not fit in its array is a bad sample. Arithmetic is float32, rounded once to the
 target type; integers that do not fit are a bad sample, not wrapped.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from meshd.transform.errors import BadSampleError
-from meshd.transform.op_types import BYTES, FieldType, channels_of
+from meshd.transform.op_types import BYTES, FieldType, channels_of, image
 from meshd.transform.parameters import (
     MAX_CLASSES,
     Parameter,
@@ -23,6 +23,7 @@ from meshd.transform.parameters import (
     extents,
     numbers,
     whole,
+    whole_or_none,
     with_description,
 )
 from meshd.transform.registry import operation
@@ -279,6 +280,60 @@ class Cast:
         if rounded.min() < info.min or rounded.max() > info.max:
             raise BadSampleError(f"the array holds values outside {info.min}…{info.max}")
         return rounded.astype(wanted)
+
+
+_MOST_CHANNELS = 4
+_IMAGE_DTYPES = ("uint8", "uint16", "int16", "int32", "uint32", "float32", "float64")
+"""Those that `decode` gives: the ops on images are tested with them."""
+
+
+@operation(
+    "as_image",
+    Parameter("layout", choice("hwc", "chw"), "hwc"),
+    Parameter("channels", whole_or_none(1, _MOST_CHANNELS), None),
+    takes='an array [h, w], [h, w, c], or [c, h, w] with `layout` "chw"',
+    gives="an image [h, w, c] of the same dtype",
+    refuses="an empty array, or another number of channels",
+)
+@dataclass(frozen=True, slots=True)
+class AsImage:
+    """An array as an image of 1 to 4 channels, such as a mask or a depth map of an `.npy` file: from here on,
+    the ops on images apply to it. [h, w] gets one channel. Give `channels` where the type of the array does
+    not say how many it has."""
+
+    layout: Literal["hwc", "chw"]
+    channels: int | None
+
+    def infer(self, field: FieldType) -> FieldType:
+        if field.kind != "array" or field.layout or len(field.shape) not in (2, 3):
+            raise ValueError(f"needs an array of 2 or 3 axes, not {field}")
+        if field.dtype not in _IMAGE_DTYPES:
+            raise ValueError(f"images have {', '.join(_IMAGE_DTYPES)}, not {field.dtype}: put cast before it")
+        known: int | None
+        if len(field.shape) == 2:
+            (height, width), known = field.shape, 1
+        elif self.layout == "hwc":
+            height, width, known = field.shape
+        else:
+            known, height, width = field.shape
+        channels = self.channels if known is None else known
+        if channels is None:
+            raise ValueError(f"{field} does not say how many channels there are: pass channels, 1 to 4")
+        if channels > _MOST_CHANNELS or self.channels not in (None, channels):
+            wanted = f"1 to {_MOST_CHANNELS}" if self.channels is None else str(self.channels)
+            raise ValueError(f"needs an array of {wanted} channels, not {field}; gather_columns takes some")
+        return image(height, width, channels, dtype=field.dtype)
+
+    def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
+        if value.ndim == 2:
+            value = value[:, :, None]
+        elif self.layout == "chw":
+            value = np.ascontiguousarray(value.transpose(1, 2, 0))
+        if value.size == 0:
+            raise BadSampleError("the array is empty")
+        if self.channels not in (None, value.shape[2]):
+            raise BadSampleError(f"the array has {value.shape[2]} channels, the plan says {self.channels}")
+        return value
 
 
 @operation(

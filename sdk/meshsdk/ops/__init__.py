@@ -20,6 +20,7 @@ from meshsdk.ops.annotation_ops import convert_boxes as convert_boxes
 from meshsdk.ops.annotation_ops import keep_boxes as keep_boxes
 from meshsdk.ops.annotation_ops import keypoints as keypoints
 from meshsdk.ops.annotation_ops import rotate90 as rotate90
+from meshsdk.ops.array_ops import as_image as as_image
 from meshsdk.ops.array_ops import feature as feature
 from meshsdk.ops.array_ops import frombuffer as frombuffer
 from meshsdk.ops.array_ops import gather_columns as gather_columns

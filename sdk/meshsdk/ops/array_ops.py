@@ -95,6 +95,24 @@ def to_npy(field: str) -> OpSpec:
     return OpSpec("to_npy", _values.field("to_npy", field))
 
 
+def as_image(field: str, *, layout: Literal["hwc", "chw"] = "hwc", channels: int | None = None) -> OpSpec:
+    """Treat an array as an image: [h, w], [h, w, c], or [c, h, w] → [h, w, c] of the same dtype.
+
+    From here on the ops on images apply to it, and `ops.over` moves it with its image: masks, depth and flow
+    of `.npy` files, columns of tables, slices of volumes. Numbers are moved, not changed: a mirrored flow
+    keeps its signs.
+
+    Arguments:
+        layout: of arrays with three axes: "hwc", channels last, or "chw", channels first.
+        channels: how many, 1 to 4, where `shape=` of the op before does not say it. [h, w] has one.
+
+    Example:
+        ops.npy("flow"), ops.as_image("flow", channels=2), ops.over(("image", "flow"), ops.hflip)
+    """
+    args = {"layout": layout} if channels is None else {"layout": layout, "channels": channels}
+    return OpSpec("as_image", _values.field("as_image", field), args)
+
+
 def gather_columns(field: str, columns: Sequence[int]) -> OpSpec:
     """Select these columns of the last axis, in the given order."""
     return OpSpec("gather_columns", _values.field("gather_columns", field), {"columns": list(columns)})

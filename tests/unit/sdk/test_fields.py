@@ -98,6 +98,8 @@ def test_ops_as_the_plan_has_them() -> None:
     crop = ops.random_resized_crop("image", 224, scale=(0.2, 1))
     assert crop.args == {"size": 224, "scale": [0.2, 1.0], "ratio": [0.75, 1.3333]}
     assert ops.hflip("image", 0.3).args == {"p": 0.3}
+    assert ops.as_image("flow").args == {"layout": "hwc"}
+    assert ops.as_image("flow", layout="chw", channels=2).args == {"layout": "chw", "channels": 2}
     assert ops.text_label("label", ["cat", "dog"]).args == {"classes": ["cat", "dog"]}
     assert [op("x").op for op in (ops.to_chw, ops.to_hwc, ops.int_label, ops.npy, ops.raw)] == [
         "to_chw", "to_hwc", "int_label", "npy", "raw"

@@ -32,6 +32,12 @@ def with_palette(numbers: Any, palette: list[int]) -> bytes:
     return file_of(image)
 
 
+def array_of(shape: tuple[int, ...]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.zeros(shape, "float32"))
+    return out.getvalue()
+
+
 FILES = {
     "photo": file_of(Image.fromarray(np.dstack([NOISE] * 3)), "JPEG"),
     "gray": file_of(Image.fromarray(NOISE)),
@@ -43,6 +49,10 @@ FILES = {
     "height": file_of(Image.fromarray(NOISE.astype(np.float32) / 255), "TIFF"),
     "bit": file_of(Image.fromarray(NOISE > 100)),
     "text": b"not an image",
+    "mask_array": array_of((40, 50)),
+    "flow_array": array_of((40, 50, 2)),
+    "vector_array": array_of((50,)),
+    "other_array": array_of((41, 50)),
 }
 
 
@@ -152,6 +162,28 @@ def test_a_draw_for_one_of_two_images_is_noted(ops: list[dict[str, Any]]) -> Non
 )
 def test_shared_draws_and_what_does_not_move_is_not(ops: list[dict[str, Any]]) -> None:
     assert notes(*PAIR, *ops) == ()
+
+
+def test_arrays_of_the_size_of_an_image_that_moves_alone() -> None:
+    """A mask in an `.npy` file is as spatial as one in a PNG."""
+    read = [op("npy", name) for name in ("mask_array", "flow_array", "vector_array", "other_array")]
+    (note,) = notes(op("decode", "photo"), *read, op("hflip", "photo"))
+    assert note.startswith(
+        "draws of their own: hflip of 'photo'. If 'photo' and 'mask_array' and 'flow_array' show"
+    )
+    assert note.endswith(
+        "ops.over(('photo', 'mask_array', 'flow_array'), ops.hflip, …) draws once for all of them, "
+        "after ops.as_image('mask_array') and ops.as_image('flow_array')"
+    )
+    assert notes(op("decode", "photo"), *read) == ()
+    assert notes(op("decode", "photo"), *read[2:], op("hflip", "photo")) == ()
+    assert notes(op("npy", "mask_array"), op("decode", "photo"), op("center_crop", "photo", size=8)) == ()
+
+
+def test_what_is_made_an_image_counts_as_one() -> None:
+    made = [op("decode", "photo"), op("npy", "mask_array"), op("as_image", "mask_array")]
+    assert "hflip of 'photo'" in notes(*made, op("hflip", "photo"))[0]
+    assert notes(*made, op("hflip", "photo", "mask_array")) == ()
 
 
 def test_one_image_alone_may_move() -> None:

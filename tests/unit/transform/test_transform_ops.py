@@ -53,6 +53,86 @@ def rendered(data: bytes, *ops: tuple[str, dict[str, Any]]) -> Any:
     return chain(*ops).render(data, draw)
 
 
+# --- arrays as images -----------------------------------------------------------------------------------
+
+
+def npy_of(array: np.ndarray[Any, Any]) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+ON_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("hflip", {"p": 1.0}),
+    ("vflip", {"p": 1.0}),
+    ("rotate90", {"turns": 1}),
+    ("center_crop", {"size": [20, 31]}),
+    ("random_crop", {"size": [20, 31]}),
+    ("pad", {"border": [1, 2, 3, 4], "fill": 7}),
+    ("resize", {"size": [20, 90], "filter": "nearest"}),
+    ("random_resized_crop", {"size": [20, 31], "filter": "nearest"}),
+    ("to_chw", {}),
+)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "int32", "uint32", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_an_array_as_an_image_moves_as_one(dtype: str, channels: int) -> None:
+    """Each channel goes where the only channel of a decoded gray image goes."""
+    numbers = np.arange(40 * 60, dtype=np.uint16).reshape(40, 60)
+    gray = encoded("PNG", Image.fromarray(numbers))
+    stack = np.stack([(numbers + 3 * channel).astype(dtype) for channel in range(channels)], -1)
+    shape: list[int | None] = [None, None, channels]
+    for op in ON_IMAGES:
+        stored = {"mode": "unchanged", "dtype": "uint16", "channels": 1}
+        expected = rendered(gray, ("decode", stored), ("hflip", {"p": 0.0}), op)  # the op has the same draws
+        got = rendered(npy_of(stack), ("npy", {"dtype": dtype, "shape": shape}), ("as_image", {}), op)
+        assert got.dtype == dtype
+        filled = dict(op[1]).get("fill", 0)
+        for channel in range(channels):
+            one = got[channel : channel + 1] if op[0] == "to_chw" else got[..., channel : channel + 1]
+            moved = (expected.astype(np.int64) + 3 * channel).astype(dtype)
+            edge = (expected == filled) & (one == filled)
+            assert ((one == moved) | edge).all(), (op, channel)
+
+
+def test_layouts_of_arrays_as_images() -> None:
+    flat, planes = (
+        np.arange(12.0, dtype="float32").reshape(3, 4),
+        np.arange(24, dtype="int32").reshape(2, 3, 4),
+    )
+    read = ("npy", {"dtype": "float32", "shape": [None, None]})
+    np.testing.assert_array_equal(rendered(npy_of(flat), read, ("as_image", {})), flat[:, :, None])
+    np.testing.assert_array_equal(
+        rendered(npy_of(flat), read, ("as_image", {"layout": "chw"})), flat[:, :, None]
+    )
+    read = ("npy", {"dtype": "int32", "shape": [None, None, None]})
+    last = rendered(npy_of(planes), read, ("as_image", {"layout": "chw", "channels": 2}))
+    np.testing.assert_array_equal(last, planes.transpose(1, 2, 0))
+    for wrong, words in (({"channels": 3}, "has 4 channels, the plan says 3"),):
+        with pytest.raises(BadSampleError, match=words):
+            rendered(npy_of(planes), read, ("as_image", wrong))
+    with pytest.raises(BadSampleError, match="empty"):
+        rendered(npy_of(planes[:, :0]), read, ("as_image", {"channels": 4}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "args", "words"),
+    [
+        ([None, None, None], "uint8", {}, "does not say how many channels there are: pass channels"),
+        ([None, None, 5], "uint8", {}, "needs an array of 1 to 4 channels"),
+        ([None, None, 2], "uint8", {"channels": 3}, "needs an array of 3 channels"),
+        ([None], "uint8", {}, "an array of 2 or 3 axes"),
+        ([None, None], "int64", {}, "not int64: put cast before it"),
+    ],
+)
+def test_arrays_that_are_no_images(shape: Any, dtype: str, args: Any, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        chain(("npy", {"dtype": dtype, "shape": shape}), ("as_image", args))
+    with pytest.raises(PlanError, match="needs an array"):
+        chain(("decode", {}), ("as_image", {}))
+
+
 # --- decoding ------------------------------------------------------------------------------------------
 
 
