@@ -177,6 +177,7 @@ SECTIONS = (
                 "torchdata.LoaderNode",
                 "torchdata.as_it_is",
                 "lightning.MeshDataModule",
+                "lightning.DataStats",
                 "huggingface.FedByLoader",
                 "huggingface.as_iterable",
                 "grains.LoaderDataset",
@@ -184,6 +185,8 @@ SECTIONS = (
                 "zarrs.MeshStore",
                 "webdatasets.register",
                 "tensorflow.as_tf_dataset",
+                "keras.endless_tuples",
+                "keras.DataStats",
                 "rays.as_ray_dataset",
                 "dali.ExternalSource",
             )

@@ -1,7 +1,8 @@
 """Hugging Face: samples as a `datasets.IterableDataset`, and a Trainer fed by loaders.
 
 Law: samples come in stored order, many per request. Training uses the loader's batches, and each Trainer
-checkpoint contains the loader's state. An evaluation is a whole epoch of its loader, each sample once.
+checkpoint contains the loader's state. An evaluation is a whole epoch of its loader, each sample once. Logs
+have the loader's figures of the steps since the last log.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from meshsdk.datasets.dataset import Dataset
+    from meshsdk.loader_stats import LoaderStats
 
     Inputs = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -116,14 +118,19 @@ class FedByLoader:
 
     `inputs` converts a plain dictionary (see `plain.as_dict`) into the arguments of the model. The
     Trainer's settings for batch size, seed, workers and skipping have no effect: the loader has its own.
+    Each log of the loss also has the loader's figures of the steps since the last one, such as
+    "data/wait_share" (`LoaderStats.scalars`), for all of `report_to`; `log_data=False` leaves them out.
     `eval_dataset=` takes a loader, too, or a dictionary of them, on any number of ranks; every rank needs at
     least one row of it. Give it `shuffle=False`.
     """
 
-    def __init__(self, *args: Any, loader: Loader, inputs: Inputs, **more: Any) -> None:
+    def __init__(
+        self, *args: Any, loader: Loader, inputs: Inputs, log_data: bool = True, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self.loader = loader
-        self._inputs = inputs
+        self._inputs, self._log_data = inputs, log_data
+        self._logged: LoaderStats | None = None
 
     def get_train_dataloader(self) -> InputLoader:
         return InputLoader(self.loader, self._inputs)
@@ -152,6 +159,16 @@ class FedByLoader:
             self.loader.load_state_dict(_saved(Path(folder)))
         parent: Any = super()
         return parent.train(resume_from_checkpoint=folder or None, **more)
+
+    def log(self, logs: dict[str, float], *args: Any, **more: Any) -> None:
+        """Log like the Trainer; a loss comes with what the loader did since the last one."""
+        if self._log_data and "loss" in logs:
+            now = self.loader.stats()
+            window = now if self._logged is None else now - self._logged
+            self._logged = now
+            logs = {**logs, **window.scalars()}
+        parent: Any = super()
+        parent.log(logs, *args, **more)
 
     def _save_checkpoint(self, *args: Any, **more: Any) -> None:
         this: Any = self

@@ -1,8 +1,8 @@
-"""Loader arguments: validation, memory sizes, and the rank from torch.distributed or the environment.
+"""Loader arguments: validation, memory sizes, and the rank from torch.distributed, JAX or the environment.
 
 Law: a bad argument raises a ConfigurationError with its name and the accepted values. Explicit rank and world
-take precedence over torch.distributed, and that over RANK and WORLD_SIZE; the default is one process. torch
-is never imported here.
+take precedence over torch.distributed, that over jax.distributed, and that over RANK and WORLD_SIZE; the
+default is one process. Neither torch nor JAX is imported here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find_rank(
     if (rank is None) != (world is None):
         raise ConfigurationError("rank and world belong together: pass both, or neither")
     if rank is None or world is None:
-        rank, world = _from_torch() or _from_env(os.environ if env is None else env)
+        rank, world = _from_libraries() or _from_env(os.environ if env is None else env)
     try:
         rank, world = operator.index(rank), operator.index(world)
     except TypeError as error:
@@ -45,17 +45,31 @@ def find_rank(
 
 
 def check_rank_unchanged(rank: int, world: int) -> None:
-    """Check a rank that was detected against torch.distributed, which may have been initialized since.
+    """Check a rank that was detected against torch.distributed or jax.distributed, which may have been
+    initialized since.
 
     Raises ConfigurationError if it differs: otherwise each process would load all rows as if it were alone.
     """
-    now = _from_torch()
+    now = _from_libraries()
     if now is not None and now != (rank, world):
         raise ConfigurationError(
-            f"this loader was created for rank {rank} of {world}, before torch.distributed was initialized, "
-            f"but this process is rank {now[0]} of {now[1]}: create the loader after init_process_group, or "
-            "pass rank= and world="
+            f"this loader was created for rank {rank} of {world}, before the processes met, but this process "
+            f"is rank {now[0]} of {now[1]}: create the loader after torch's init_process_group or "
+            "jax.distributed.initialize, or pass rank= and world="
         )
+
+
+def _from_libraries() -> tuple[int, int] | None:
+    return _from_torch() or _from_jax()
+
+
+def _from_jax() -> tuple[int, int] | None:
+    """Return JAX's number of this process, if the program has called jax.distributed.initialize."""
+    jax = sys.modules.get("jax")
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if jax is None or is_initialized is None or not is_initialized():
+        return None
+    return jax.process_index(), jax.process_count()
 
 
 def _from_torch() -> tuple[int, int] | None:

@@ -82,8 +82,8 @@ class Loader:
             it with zeros (status 2), "drop" it (the batch is smaller), or "raise" BadSampleError.
         max_bad: share of bad rows in a global batch, 0 to 1, above which BadSampleError is raised in any
             case; one row is always allowed.
-        rank, world: which part of each batch to load. Default: those of `torch.distributed` if it is
-            initialized, else RANK and WORLD_SIZE, else 0 of 1.
+        rank, world: which part of each batch to load. Default: those of `torch.distributed` or
+            `jax.distributed` if it is initialized, else RANK and WORLD_SIZE, else 0 of 1.
         device: where tensors are: "cpu", "cuda", "cuda:N" or a `torch.device`.
         output: "torch" or "numpy". Default: "torch" if it is installed.
         prefetch_bytes: size of the receive arena in bytes, which limits prefetching. Default: 256 MiB, or

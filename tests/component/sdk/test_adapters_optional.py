@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import types
@@ -22,6 +23,7 @@ from meshsdk import ops
 from meshsdk.adapters.dali import ExternalSource
 from meshsdk.adapters.plain import plain_types
 from meshsdk.adapters.rays import FetchSamples
+from meshsdk.adapters.tensorflow import RepeatableEpochs
 from tests.support.interpreters import python
 from tests.support.required import required_module
 
@@ -93,6 +95,25 @@ def test_dalis_source_gives_an_epoch_at_a_time(dataset: mesh.Dataset) -> None:
             assert batches.epoch == epoch
             numbers = [int(value) for n, status in source for value in n[status == 0]]
             assert sorted(numbers) == list(range(20))
+
+
+def test_an_epoch_for_tensorflow_that_was_left_begins_again(dataset: mesh.Dataset) -> None:
+    """Keras takes a batch to build a model, on JAX and torch, and iterates from the beginning after it."""
+    with loader(dataset) as batches:
+        epochs = RepeatableEpochs(batches)
+        first = [next(epochs())["n"].tolist() for _ in range(2)]
+        whole = [batch["n"].tolist() for batch in epochs()]
+        assert first == [whole[0]] * 2
+        assert sorted(sum(whole, [])) == list(range(20))  # noqa: RUF017
+        second = [batch["n"].tolist() for batch, _ in zip(epochs(), range(5), strict=False)]
+        assert sorted(sum(second, [])) == list(range(20))  # noqa: RUF017
+        assert batches.epoch == 2
+        third = [next(epochs())["n"].tolist(), *[batch["n"].tolist() for batch in epochs()]]
+        assert third[0] == third[1]
+        assert third[1:] not in (whole, second)
+        next(epochs())
+        batches.seek(0, 3)
+        assert [batch["n"].tolist() for batch in epochs()] == whole[3:]
 
 
 # --- Lightning by its other name -------------------------------------------------------------------
@@ -263,6 +284,153 @@ def test_an_evaluation_counts_each_sample_once(
     assert done.returncode == 0, done.stderr[-3000:]
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
     assert told == [{"labels": list(range(20)), "others": list(range(20)), "again": list(range(20))}]
+
+
+@libraries
+def test_a_trainer_logs_what_its_loader_does(dataset: mesh.Dataset, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import torch
+
+    from meshsdk.adapters.huggingface import FedByLoader
+
+    class MeshTrainer(FedByLoader, transformers.Trainer):  # type: ignore[name-defined,misc]
+        pass
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, n: Any) -> dict[str, Any]:
+            return {"loss": self.layer(n.float()[:, None]).mean()}
+
+    def logged(**more: Any) -> list[dict[str, float]]:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), num_train_epochs=2, logging_steps=5, save_strategy="no", report_to=[],
+            use_cpu=True, per_device_train_batch_size=4, disable_tqdm=True,
+        )  # fmt: skip
+        with mesh.Loader(dataset, 4, seed=3) as batches:
+            trainer = MeshTrainer(
+                Model(), arguments, loader=batches, inputs=lambda batch: {"n": batch["n"]}, **more
+            )
+            trainer.train()
+            assert batches.stats().samples == 40
+        return [each for each in trainer.state.log_history if "loss" in each]
+
+    windows = logged()
+    assert [each["step"] for each in windows] == [5, 10]
+    assert all(0 <= each["data/wait_share"] <= 1 for each in windows)
+    assert all(each["data/samples_per_second"] > 0 for each in windows)
+    assert not [name for each in logged(log_data=False) for name in each if name.startswith("data/")]
+
+
+@libraries
+@pytest.mark.parametrize("world", [1, 2])
+def test_accelerate_resumes_a_registered_loader(
+    daemon: Daemon, dataset: mesh.Dataset, bucket: str, world: int, tmp_path: Path
+) -> None:
+    """The ranks' parts of each batch are the batch of one rank, before and after `load_state`."""
+    pytest.importorskip("accelerate")
+    program = Path(__file__).with_name("accelerated_loop.py")
+    with loader(dataset) as batches:
+        whole = [sorted(batch["n"].tolist()) for batch in batches]
+    seen: list[list[int]] = []
+    for _ in range(2):  # the first ends in the epoch, after a checkpoint; the second goes on from it
+        found = _ranks(daemon, world, program, f"s3://{bucket}/n/", str(tmp_path))
+        assert len(found) == world
+        seen += [sorted(sum(parts, [])) for parts in zip(*found, strict=True)]  # noqa: RUF017
+    assert seen == whole
+
+
+def _ranks(daemon: Daemon, world: int, program: Path, *arguments: str) -> list[list[list[int]]]:
+    """What each rank under torchrun prints."""
+    env = os.environ | {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        "OMP_NUM_THREADS": "1",
+        "PYTHON_EXEC": python(),
+    }
+    argv = [python(), "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    done = subprocess.run(
+        [*argv, str(program), *arguments], env=env, capture_output=True, text=True, check=False, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+
+
+# --- JAX and Keras --------------------------------------------------------------------------------
+
+
+@libraries
+def test_processes_of_jax_are_ranks(daemon: Daemon, dataset: mesh.Dataset, bucket: str) -> None:
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("pip install --group adapters")
+    env = os.environ | {
+        "MESH_ENDPOINT": daemon.endpoint,
+        "AWS_ACCESS_KEY_ID": daemon.access_key,
+        "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
+        "JAX_PLATFORMS": "cpu",
+    }
+    program = Path(__file__).with_name("jax_processes.py")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = "{}:{}".format(*free.getsockname())
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(program), f"s3://{bucket}/n/", place, str(number)],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    try:
+        told = [process.communicate(timeout=100) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait(10)
+    assert [process.returncode for process in started] == [0, 0], told
+    parts = [json.loads(out) for out, _ in told]
+    with loader(dataset) as batches:
+        whole = [batch["n"].tolist() for batch in batches]
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+
+
+@libraries
+def test_arrays_of_jax_stay_when_the_loader_goes_on(
+    dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX takes memory of NumPy without a copy where it can: the loader must not use it again."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jax = pytest.importorskip("jax")
+    with loader(dataset, prefetch_bytes=150_000) as batches:  # room for few batches
+        for _ in range(3):
+            expected, kept = [], []
+            for batch in batches:
+                expected.append(batch["n"].tolist())
+                kept.append(jax.device_put(batch["n"]))
+            del batch
+            assert [each.tolist() for each in kept] == expected
+
+
+@libraries
+def test_keras_trains_on_endless_tuples(dataset: mesh.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
+    monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))  # or what is loaded already
+    keras = pytest.importorskip("keras")
+    from meshsdk.adapters.keras import DataStats, endless_tuples
+
+    with loader(dataset) as batches:
+        model = keras.Sequential([keras.layers.Rescaling(1.0), keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+        found = model.fit(
+            ((n[:, None].astype("float32"), n) for n, _ in endless_tuples(batches, "n", "__status")),
+            steps_per_epoch=len(batches), epochs=2, verbose=0, callbacks=[DataStats(batches)],
+        )  # fmt: skip
+        history = found.history
+        assert len(history["loss"]) == 2
+        assert all(share <= 1 for share in history["data/wait_share"])
+        assert all(rate > 0 for rate in history["data/samples_per_second"])
 
 
 # --- TensorFlow -----------------------------------------------------------------------------------

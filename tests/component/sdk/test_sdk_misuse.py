@@ -150,7 +150,8 @@ def test_a_loader_that_was_made_before_the_ranks_met(
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
         with pytest.raises(
-            ConfigurationError, match=r"rank 0 of 1, .* this process is rank 1 of 2: create the loader after"
+            ConfigurationError,
+            match=r"rank 0 of 1, .* this process is rank 1 of 2: create the loader after",
         ):
             iter(early)
         assert len(list(alone)) == 3

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshsdk.client.settings import load_settings, parse_endpoint
 from meshsdk.errors import ConfigurationError
-from meshsdk.loader.arguments import find_rank
+from meshsdk.loader.arguments import check_rank_unchanged, find_rank
 
 KEYS = {"AWS_ACCESS_KEY_ID": "envkey", "AWS_SECRET_ACCESS_KEY": "envsecret"}
 
@@ -84,6 +86,23 @@ def test_ranks_come_from_arguments_then_the_environment() -> None:
     assert find_rank(2, 4, {"RANK": "0", "WORLD_SIZE": "1"}) == (2, 4)
     assert find_rank(env={"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
     assert find_rank(env={}) == find_rank(env={"WORLD_SIZE": "1"}) == (0, 1)
+
+
+def test_ranks_come_from_jax_once_its_processes_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would otherwise load the whole batch, without a word."""
+    met = False
+    distributed = SimpleNamespace(is_initialized=lambda: met)
+    jax = SimpleNamespace(distributed=distributed, process_index=lambda: 1, process_count=lambda: 4)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert find_rank(env={}) == (0, 1)
+    check_rank_unchanged(0, 1)
+    met = True
+    assert find_rank(env={}) == find_rank(env={"RANK": "0", "WORLD_SIZE": "2"}) == (1, 4)
+    assert find_rank(0, 2) == (0, 2)
+    with pytest.raises(
+        ConfigurationError, match=r"this process is rank 1 of 4: .* jax\.distributed\.initialize"
+    ):
+        check_rank_unchanged(0, 1)
 
 
 @pytest.mark.parametrize(
