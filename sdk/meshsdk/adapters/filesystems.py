@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import hashlib
 import io
 import os
 import tempfile
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = "mesh"
 _IN_MEMORY = 16 << 20
+_BEYOND = 416  # of a range that begins at or after the end; of a file that gives no bytes
 # Options that libraries pass to any file system: those of fsspec's base class (zarr) and arguments of
 # `open` (`datasets`, when streaming). `connect` rejects unknown options, so they are removed here.
 _OF_OTHERS = {"asynchronous", "batch_size", "listings_expiry_time", "loop", "max_paths", "use_listings_cache"}
@@ -102,7 +104,8 @@ class MeshFileSystem(AbstractFileSystem):
             else:
                 found = list(self._children(bucket, f"{key}/" if key else ""))
                 if not found and key:
-                    found = [self.info(path)]
+                    itself = self.info(path)
+                    found = [itself] if itself["type"] == "file" else []  # an empty folder
         return found if detail else [entry["name"] for entry in found]
 
     def _children(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
@@ -141,8 +144,8 @@ class MeshFileSystem(AbstractFileSystem):
         return moment
 
     def checksum(self, path: str) -> int:
-        """Return a number that differs for different content."""
-        return hash(self.info(path)["ETag"])
+        """Return a number that differs for different content, and is the same in every process."""
+        return int.from_bytes(hashlib.sha256(self.info(path)["ETag"].encode()).digest()[:16])
 
     # --- bytes ------------------------------------------------------------------------------------
 
@@ -154,7 +157,12 @@ class MeshFileSystem(AbstractFileSystem):
             start, end, _step = slice(start, end).indices(size)
         length = None if end is None else max(0, end - (start or 0))
         with as_os_errors(path):
-            return self.client.get(bucket, key, offset=start or 0, length=length)
+            try:
+                return self.client.get(bucket, key, offset=start or 0, length=length)
+            except ServerError as error:
+                if error.status != _BEYOND:
+                    raise
+                return b""
 
     def cat_ranges(
         self,
@@ -179,6 +187,9 @@ class MeshFileSystem(AbstractFileSystem):
             items.append(Item(*split_path(self._strip_protocol(path)), offset=first or 0, length=length))
         found: list[Any] = []
         for answer in self.client.gather(items):
+            if answer.error is not None and answer.error.status == _BEYOND:
+                found.append(b"")
+                continue
             try:
                 with as_os_errors(str(answer.item)):
                     found.append(bytes(answer.data))

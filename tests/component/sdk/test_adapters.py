@@ -9,6 +9,8 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -74,6 +76,41 @@ def test_files_are_written_read_and_found(fs: MeshFileSystem, bucket: str) -> No
     fs.rm(f"{bucket}/a", recursive=True)
     fs.rm(f"{bucket}/c/3.txt")
     assert fs.find(bucket) == [f"{bucket}/c/4.txt", f"{bucket}/z.txt"]
+
+
+def test_ranges_beyond_the_end_are_empty(fs: MeshFileSystem, bucket: str) -> None:
+    """As of a local file; `head` of an empty one asks for such a range."""
+    fs.pipe({f"{bucket}/empty": b"", f"{bucket}/three": b"abc"})
+    assert fs.cat_file(f"{bucket}/empty", 0, 10) == fs.head(f"{bucket}/empty") == b""
+    assert fs.cat_file(f"{bucket}/three", 3) == fs.cat_file(f"{bucket}/three", 7, 9) == b""
+    assert fs.cat_ranges([f"{bucket}/three"] * 3, [1, 3, 7], [10, 4, 9]) == [b"bc", b"", b""]
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file(f"{bucket}/none", 0, 10)
+
+
+def test_an_empty_folder_has_nothing_in_it(fs: MeshFileSystem, bucket: str) -> None:
+    fs.client.put(bucket, "folder/", b"")
+    assert fs.isdir(f"{bucket}/folder")
+    assert fs.ls(f"{bucket}/folder") == list(fs.find(f"{bucket}/folder")) == []
+
+
+def test_a_checksum_is_the_same_in_every_process(fs: MeshFileSystem, bucket: str) -> None:
+    """Caches on disk compare it with that of an earlier program."""
+    fs.pipe({f"{bucket}/a": b"abc", f"{bucket}/b": b"abc", f"{bucket}/c": b"abd"})
+    assert fs.checksum(f"{bucket}/a") == fs.checksum(f"{bucket}/b") != fs.checksum(f"{bucket}/c")
+    code = f"import fsspec; print(fsspec.filesystem('mesh').checksum('{bucket}/a'))"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert found == {f"{fs.checksum(f'{bucket}/a')}\n"}
 
 
 def test_a_copy_of_more_than_s3_copies_at_once_is_one_of_parts(
