@@ -12,11 +12,10 @@ import shutil
 import sys
 import traceback
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+import meshsdk as mesh
 from tests.compat.clients import DEV
 from tests.compat.homes import HOMES_AT, node
 from tests.compat.jobs import JOBS, MANY, Work
@@ -118,22 +117,14 @@ def _line(error: BaseException) -> str:
 
 
 def fill(daemon: Daemon, s3: Any) -> str:
-    """A bucket of MANY small objects; its name. Signed URLs over a few connections: an SDK is slower."""
+    """A bucket of MANY small objects; its name."""
     bucket = f"compat-many-{uuid.uuid4().hex[:8]}"
     s3.create_bucket(Bucket=bucket)
-    names = [f"many/{number:05}" for number in range(MANY)]
-
-    def put(some: list[str]) -> None:
-        with contextlib.closing(daemon.connect()) as connection:
-            for name in some:
-                url = urlsplit(
-                    s3.generate_presigned_url("put_object", Params={"Bucket": bucket, "Key": name})
-                )
-                connection.request("PUT", f"{url.path}?{url.query}", b"x")
-                answer = connection.getresponse()
-                answer.read()
-                assert answer.status == 200, answer.status
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(put, [names[start::8] for start in range(8)]))
+    with mesh.connect(
+        daemon.endpoint,
+        access_key=daemon.access_key,
+        secret_key=daemon.secret_key,
+        ca_cert=daemon.ca_cert or None,
+    ) as client:
+        assert client.put_many(bucket, [(f"many/{number:05}", b"x") for number in range(MANY)]) == MANY
     return bucket

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +34,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         n1 = running["n1"]
         with closing(n1.client()) as s3:
             _fill(s3)
-        with (  # so many by the SDK, which needs less of the processor than boto3
-            mesh.connect(n1.endpoint, access_key=n1.access_key, secret_key=n1.secret_key) as client,
-            ThreadPoolExecutor(8) as pool,
-        ):
-            list(pool.map(lambda n: client.put("many", f"{n:07}", b""), range(MANY)))
+        with mesh.connect(n1.endpoint, access_key=n1.access_key, secret_key=n1.secret_key) as client:
+            client.put_many("many", [(f"{number:07}", b"") for number in range(MANY)])
         yield running
         assert "Traceback" not in running.output()
 

@@ -15,6 +15,7 @@ import meshsdk as mesh
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT
 from meshd.util.disk_space import measure_disk_space
 from meshsdk.errors import ServerError
+from meshwire.cluster import routes
 from tests.support.archives import UNPACK, tar_of
 from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
@@ -82,9 +83,10 @@ def _stores(daemons: DaemonCluster, prefix: str) -> bool:
 
 def _key(daemons: DaemonCluster, primary: str, prefix: str) -> str:
     """A key of this primary with a copy on n2."""
+    table = routes(daemons.map_of(), 2)
     for number in range(1000):
         key = f"{prefix}-{number}"
-        route = daemons.route_for("full", key)
+        route = table.route_of_key("full", key)
         nodes = [node.node_id for node in route.write_set]
         if route.primary is not None and route.primary.node_id == primary and "n2" in nodes:
             return key
