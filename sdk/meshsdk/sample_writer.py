@@ -1,6 +1,7 @@
 """Writes generated samples as tar shards, in WebDataset's convention: a sample is the files of one stem.
 
-Law: a shard appears whole or not at all, under a name that no other writer has taken. What a value is stored
+Law: a shard appears whole or not at all, under a name that no other writer has taken, and so does a sample:
+one whose writing was interrupted is in no shard. What a value is stored
 as follows from its type and its field's extension, so the same samples give the same bytes. A writer that is
 started again continues after the last stored shard; a request of its earlier life that is carried out only
 now is met by its bytes.
@@ -128,12 +129,11 @@ class Writer:
             self._shard = _Shard(self.samples)
         if stem in self._shard.stems:
             raise ConfigurationError(f"{where}: there is a sample {stem!r:.80} in this shard already")
-        self._shard.stems.add(stem)
-        for field, (kind, data) in stored.items():
-            self._shard.add(f"{stem}.{field}", data)
+        self._shard.add(stem, {field: data for field, (_, data) in stored.items()})
+        for field, (kind, _) in stored.items():
             self._fields.setdefault(field, kind)
         self.samples += 1
-        if self._shard.size >= self._shard_bytes or len(self._shard.stems) == self._shard_samples:
+        if self._shard.size >= self._shard_bytes or self._shard.samples == self._shard_samples:
             self._end_shard()
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class Writer:
         metadata = {
             "mesh-writer": self._token,
             "mesh-first": str(shard.first),
-            "mesh-samples": str(len(shard.stems)),
+            "mesh-samples": str(shard.samples),
             "mesh-fields": json.dumps(self._fields, separators=(",", ":"), sort_keys=True),
         }
         with shard.file as file:
@@ -286,26 +286,40 @@ class _Shard:
     def __init__(self, first: int) -> None:
         self.first, self.stems = first, set[str]()
         self.file: IO[bytes] = tempfile.TemporaryFile(prefix="mesh-writer-")  # noqa: SIM115  # until it is stored
-        self._tar = tarfile.open(fileobj=self.file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._whole = 0, 0
+        """The number of complete samples, and where the last one ends: one value, which changes at once."""
+
+    @property
+    def samples(self) -> int:
+        """The number of its samples."""
+        return self._whole[0]
 
     @property
     def size(self) -> int:
         """Bytes so far."""
-        return self.file.tell()
+        return self._whole[1]
 
-    def add(self, name: str, data: bytes) -> None:
-        """Append a file."""
-        member = tarfile.TarInfo(name)
-        member.size = len(data)
-        self._tar.addfile(member, io.BytesIO(data))
+    def add(self, stem: str, files: Mapping[str, bytes]) -> None:
+        """Append a sample: the bytes of its files by extension. If interrupted, nothing is appended."""
+        self.file.seek(self.size)
+        for extension, data in files.items():
+            member = tarfile.TarInfo(f"{stem}.{extension}")
+            member.size = len(data)
+            self.file.write(member.tobuf(tarfile.PAX_FORMAT))
+            self.file.write(data)
+            self.file.write(bytes(-len(data) % tarfile.BLOCKSIZE))
+        self._whole = self.samples + 1, self.file.tell()
+        self.stems.add(stem)
 
     def finish(self) -> None:
-        """Write the end of the archive, and go back to its beginning."""
-        self._tar.close()
+        """Write the end of the archive, as tarfile does, and go back to its beginning."""
+        end = self.size + 2 * tarfile.BLOCKSIZE
+        self.file.truncate(self.size)
+        self.file.truncate(end + -end % tarfile.RECORDSIZE)  # zeros
         self.file.seek(0)
 
     def __repr__(self) -> str:
-        return f"<_Shard from {self.first}: {len(self.stems)} samples, {format_size(self.size)}>"
+        return f"<_Shard from {self.first}: {self.samples} samples, {format_size(self.size)}>"
 
 
 def _folder(url: str) -> Source:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import textwrap
 import threading
 from io import BytesIO
@@ -80,6 +81,70 @@ def test_samples_come_back_as_they_were_written(client: Client, bucket: str) -> 
         assert found["label"] == number % 3
         assert np.array_equal(found["array"], expected["npy"])
         assert json.loads(bytes(found["facts"])) == expected["json"]
+
+
+class InterruptedFile:
+    """A file in which one write is interrupted, as by Ctrl-C; `number`: which one."""
+
+    def __init__(self, file: Any, number: int) -> None:
+        self._file, self._left = file, number
+
+    def write(self, data: bytes) -> int:
+        self._left -= 1
+        if not self._left:
+            self._file.write(data[: len(data) // 2])
+            raise KeyboardInterrupt
+        return int(self._file.write(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> InterruptedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@pytest.mark.parametrize("number", [7, 8, 9, 10, 11])  # a file of a sample takes three writes, or two
+def test_a_sample_whose_writing_is_interrupted_is_in_no_shard(
+    client: Client, bucket: str, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def write(resume: bool) -> int:
+        with mesh.Writer(f"s3://{bucket}/made", resume=resume, client=client) as out:
+            for each in range(out.position, 3):
+                out.write({"txt": f"text {each}", "cls": each})
+        return out.position
+
+    real = tempfile.TemporaryFile
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryFile", lambda **more: InterruptedFile(real(**more), number))
+        with pytest.raises(KeyboardInterrupt):
+            write(resume=False)
+    assert write(resume=True) == 1
+    found = [name for key in keys(client, bucket) for name in members(client, bucket, key)]
+    assert found == [f"shard-{each:09d}.{end}" for each in range(3) for end in ("txt", "cls")]
+    ds = mesh.open(f"s3://{bucket}/made", fields={"text": "txt", "label": "cls"}, client=client)
+    assert [bytes(sample["text"]) for sample in ds] == [b"text 0", b"text 1", b"text 2"]
+
+
+def test_shards_are_the_bytes_that_tarfile_writes(client: Client, bucket: str) -> None:
+    """Whatever release wrote a shard first: a repeated request is recognised by its bytes."""
+    with mesh.Writer(f"s3://{bucket}/made", client=client) as out:
+        for number, size in enumerate([0, 1, 512, 513, 9000]):
+            out.write({"bin": bytes(range(256)) * 36 if size == 9000 else b"x" * size}, key=f"ä/{number}")
+        out.write({"bin": b"long"}, key="k" * 300)
+    expected = BytesIO()
+    with tarfile.open(fileobj=expected, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for number, size in enumerate([0, 1, 512, 513, 9000]):
+            data = bytes(range(256)) * 36 if size == 9000 else b"x" * size
+            info = tarfile.TarInfo(f"ä/{number}.bin")
+            info.size = len(data)
+            tar.addfile(info, BytesIO(data))
+        info = tarfile.TarInfo("k" * 300 + ".bin")
+        info.size = 4
+        tar.addfile(info, BytesIO(b"long"))
+    assert client.get(bucket, "made/shard-000000.tar") == expected.getvalue()
 
 
 def test_equal_samples_are_equal_bytes(client: Client, bucket: str) -> None:
