@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshd.transform.builtin.image_codecs import decode, decode_all_rows, decode_jpeg_rows, fuse_window
-from meshd.transform.builtin.stored_values import decode_indices, decode_unchanged, read_header
+from meshd.transform.builtin.stored_values import decode_indices, decode_unchanged, stored_type
 from meshd.transform.op_types import image
 from meshd.transform.parameters import Parameter, choice, dtype_or_none, whole_or_none
 from meshd.transform.registry import operation
@@ -99,8 +99,8 @@ class Decode:
         """
         if args.get("mode") != "unchanged" or ("dtype" in args and "channels" in args):
             return dict(args)
-        header = read_header(first())
-        return {"dtype": header.dtype, "channels": header.channels, **args}
+        stored, count = stored_type(first())
+        return {"dtype": stored, "channels": count, **args}
 
     def infer(self, field: FieldType) -> FieldType:
         _require_bytes(field)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from meshd.transform.builtin.resample_window import ResampleWindow
     from meshd.transform.op_types import FieldType
     from meshd.transform.registry import Operation
+    from meshwire.formats.image_headers import ImageHeader
     from meshwire.plan.keyed_random import KeyedRandom
 
     Pixels = npt.NDArray[np.uint8]
@@ -192,20 +193,47 @@ def decode_other(data: bytes, mode: Mode, *, clip: bool = False) -> Pixels:
             check_pixels(opened.height, opened.width)
             if not clip:
                 _check_range(opened, data)
+            if opened.format == "TIFF" and (header := read_image_header(data)) is not None:
+                check_planes(header)
             # Pillow's own conversion of 16 bits a sample would clip instead of scale.
-            wide = opened.mode.startswith("I")
-            picture = opened.point(lambda value: value / 256).convert("L") if wide else opened
+            picture: Image.Image = opened
+            if opened.mode == "I;16B":  # which Pillow's `point` does not take
+                picture = Image.fromarray((np.asarray(opened) >> 8).astype(np.uint8))
+            elif opened.mode.startswith("I"):
+                picture = opened.point(lambda value: value / 256).convert("L")
             array = np.asarray(picture.convert("RGB" if mode == "rgb" else "L"))
     except (BadSampleError, MemoryError):
         raise
     except UnidentifiedImageError as error:
         header = read_image_header(data)
-        if header is not None and header.dtype != "uint8":
+        if header is not None and (header.kind == "float" or header.bits > 16):
             raise _no_range(header.dtype) from error
+        if header is not None:
+            raise BadSampleError(unsupported_form(header)) from error
         raise BadSampleError(NOT_AN_IMAGE) from error
     except Exception as error:  # Pillow's plugins raise many types for hostile bytes; all mean a bad file
         raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
     return array if array.ndim == 3 else array[:, :, None]
+
+
+def described_values(dtype: str, channels: int) -> str:
+    """Return what a pixel is made of, in words."""
+    return f"{channels} {'channel' if channels == 1 else 'channels'} of {dtype}"
+
+
+def unsupported_form(header: ImageHeader) -> str:
+    """Return what is said of an image that its decoder does not take."""
+    found = described_values(header.dtype, header.channels)
+    return f"a {header.format.upper()} with {found} in a form that is not supported"
+
+
+def check_planes(header: ImageHeader) -> None:
+    """Raises BadSampleError for planes of more than 8 bits, which neither Pillow nor OpenCV reads right."""
+    if header.planar and header.bits > 8:
+        raise BadSampleError(
+            f"a TIFF of {header.bits} bits a value with its {header.channels} channels one after the other "
+            "(PlanarConfiguration 2): store them interleaved"
+        )
 
 
 def _check_range(opened: Image.Image, data: bytes) -> None:

@@ -18,9 +18,12 @@ from meshd.transform.builtin.image_codecs import (
     FORMATS,
     NOT_AN_IMAGE,
     check_pixels,
+    check_planes,
     check_png,
     decode_jpeg,
+    described_values,
     read_jpeg_head,
+    unsupported_form,
 )
 from meshd.transform.errors import BadSampleError
 from meshwire.formats.image_headers import read_image_header
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshwire.formats.image_headers import ImageHeader
+
+_MOST_CHANNELS = 4
+_BIG_ENDIAN_TIFF = b"MM"
+"""Of which Pillow swaps the bytes of compressed values that are in order."""
 
 cv2.utils.logging.setLogLevel(0)  # the bad sample reports the problem
 
@@ -42,6 +49,18 @@ def read_header(data: bytes) -> ImageHeader:
     return header
 
 
+def stored_type(data: bytes) -> tuple[str, int]:
+    """Return dtype and channels of an image file. Raises BadSampleError, also for more channels than are
+    decoded."""
+    header = read_header(data)
+    if header.channels > _MOST_CHANNELS:
+        raise BadSampleError(
+            f"an image with {described_values(header.dtype, header.channels)}: at most {_MOST_CHANNELS} are "
+            "decoded; store more as arrays (.npy, Zarr)"
+        )
+    return header.dtype, header.channels
+
+
 def decode_indices(data: bytes) -> npt.NDArray[np.uint8]:
     """Decode a mask to uint8 [h, w, 1]: the indices of a palette image, the values of a gray one.
 
@@ -51,7 +70,7 @@ def decode_indices(data: bytes) -> npt.NDArray[np.uint8]:
     if header.format == "jpeg":
         raise BadSampleError("a JPEG stores colors, with loss, and no indices: store masks as PNG")
     if header.dtype != "uint8" or header.channels != 1:
-        what = _described(header.dtype, header.channels)
+        what = described_values(header.dtype, header.channels)
         raise BadSampleError(f'an image with {what} has no indices: decode it with mode "rgb" or "unchanged"')
     return _checked(_by_pillow(data, header), header, "uint8", 1)
 
@@ -64,31 +83,24 @@ def decode_unchanged(data: bytes, dtype: str, channels: int) -> npt.NDArray[Any]
     header = read_header(data)
     if (header.dtype, header.channels) != (dtype, channels):
         raise BadSampleError(
-            f"the image has {_described(header.dtype, header.channels)}, the plan says "
-            f"{_described(dtype, channels)}"
+            f"the image has {described_values(header.dtype, header.channels)}, the plan says "
+            f"{described_values(dtype, channels)}"
         )
+    check_planes(header)
     if header.format == "jpeg":
         found: Any = decode_jpeg(data, read_jpeg_head(data), "gray" if channels == 1 else "rgb")
-    elif header.bits <= 8 or (channels == 1 and dtype != "float64"):
+    elif header.bits <= 8 or (channels == 1 and dtype != "float64" and not data.startswith(_BIG_ENDIAN_TIFF)):
         found = _by_pillow(data, header)
     else:
         found = _by_opencv(data, header)
     return _checked(found, header, dtype, channels)
 
 
-def _described(dtype: str, channels: int) -> str:
-    return f"{channels} {'channel' if channels == 1 else 'channels'} of {dtype}"
-
-
 def _checked(found: npt.NDArray[Any], header: ImageHeader, dtype: str, channels: int) -> npt.NDArray[Any]:
     if found.ndim == 2:
         found = found[:, :, None]
     if found.shape != (header.height, header.width, channels) or found.dtype != dtype:
-        raise BadSampleError(
-            f"a {header.format.upper()} with {_described(header.dtype, header.channels)} in a form that is "
-            f"not "
-            "supported"
-        )
+        raise BadSampleError(unsupported_form(header))
     return found
 
 
@@ -103,7 +115,7 @@ def _by_pillow(data: bytes, header: ImageHeader) -> npt.NDArray[Any]:
     except (BadSampleError, MemoryError):
         raise
     except UnidentifiedImageError as error:
-        raise BadSampleError(NOT_AN_IMAGE) from error
+        raise BadSampleError(unsupported_form(header)) from error
     except Exception as error:  # Pillow's plugins raise many types for hostile bytes; all mean a bad file
         raise BadSampleError(f"not a readable image: {type(error).__name__}: {error}") from error
     if found.dtype == bool:

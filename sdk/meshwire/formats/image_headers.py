@@ -18,8 +18,9 @@ _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_PALETTE: Final = 3
 _JPEG_NOT_FRAMES: Final = frozenset((0xC4, 0xC8, 0xCC))
 _TIFF_KINDS: Final[dict[int, Kind]] = {1: "uint", 2: "int", 3: "float", 4: "uint"}
-_TIFF_SIZES: Final = {3: "H", 4: "I"}  # SHORT and LONG
+_TIFF_SIZES: Final = {3: "H", 4: "I", 16: "Q"}  # SHORT, LONG, and LONG8 of BigTIFF
 _TIFF_PALETTE: Final = 3
+_TIFF_PLANES: Final = 2
 _MOST_TAGS: Final = 1000
 _CLASS_COLORS: Final = bytes((0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0))
 """The first entries of Pascal VOC's palette, which DAVIS, ADE20K exports and labelme use, too."""
@@ -42,6 +43,7 @@ class ImageHeader:
     kind: Kind = "uint"
     palette: bool = False
     class_colors: bool = False
+    planar: bool = False
 
     @property
     def dtype(self) -> str:
@@ -57,14 +59,14 @@ def read_image_header(data: bytes) -> ImageHeader | None:
     """
     try:
         return _read(bytes(data))
-    except (struct.error, IndexError, KeyError):
+    except (struct.error, IndexError, KeyError, OverflowError):
         return None
 
 
 def _read(data: bytes) -> ImageHeader | None:
     if data.startswith(_PNG):
         return _png(data)
-    if data[:4] in (b"II*\0", b"MM\0*"):
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return _tiff(data)
     if data.startswith(b"\xff\xd8\xff"):
         return _jpeg(data)
@@ -97,24 +99,27 @@ def _png_palette(data: bytes) -> bytes:
 
 def _tiff(data: bytes) -> ImageHeader:
     order = "<" if data.startswith(b"II") else ">"
-    (at,) = struct.unpack_from(order + "I", data, 4)
-    (count,) = struct.unpack_from(order + "H", data, at)
+    is_big = b"+" in data[:4]
+    offset, total, head = ("Q", "Q", "HHQ") if is_big else ("I", "H", "HHI")
+    room, first = struct.calcsize(offset), struct.calcsize("<" + total)
+    size = struct.calcsize("<" + head) + room
+    (at,) = struct.unpack_from(order + offset, data, 8 if is_big else 4)
+    (count,) = struct.unpack_from(order + total, data, at)
     tags: dict[int, int] = {}
     for number in range(min(count, _MOST_TAGS)):
-        entry = at + 2 + 12 * number
-        tag, kind, values = struct.unpack_from(order + "HHI", data, entry)
+        entry = at + first + size * number
+        tag, kind, values = struct.unpack_from(order + head, data, entry)
         form = _TIFF_SIZES.get(kind)
         if form is None or not values:
             continue
-        place = entry + 8
-        if values * struct.calcsize(form) > 4:
-            (place,) = struct.unpack_from(order + "I", data, place)
+        place = entry + size - room
+        if values * struct.calcsize(form) > room:
+            (place,) = struct.unpack_from(order + offset, data, place)
         (tags[tag],) = struct.unpack_from(order + form, data, place)
-    color, bits = tags.get(262, 1), tags.get(258, 1)
-    palette = color == _TIFF_PALETTE
-    return ImageHeader(
-        "tiff", tags[257], tags[256], tags.get(277, 1), bits, _TIFF_KINDS[tags.get(339, 1)], palette
-    )
+    color, bits, channels = tags.get(262, 1), tags.get(258, 1), tags.get(277, 1)
+    palette, kind_of = color == _TIFF_PALETTE, _TIFF_KINDS[tags.get(339, 1)]
+    planar = channels > 1 and tags.get(284) == _TIFF_PLANES
+    return ImageHeader("tiff", tags[257], tags[256], channels, bits, kind_of, palette, planar=planar)
 
 
 def _jpeg(data: bytes) -> ImageHeader | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import zlib
@@ -10,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from meshd.transform.compiler import compile_program, complete_spec
@@ -216,6 +218,74 @@ def test_a_file_that_is_cut_is_the_whole_image_or_bad(ending: str, channels: int
         except BadSampleError:
             continue
         np.testing.assert_array_equal(found, array, err_msg=f"{length} of {len(data)} bytes")
+
+
+def tiff_of(array: np.ndarray[Any, Any], **options: Any) -> bytes:
+    out = io.BytesIO()
+    tifffile.imwrite(out, array, **options)
+    return out.getvalue()
+
+
+DEEP = RNG.integers(0, 1 << 16, (13, 17, 3)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+@pytest.mark.parametrize("bigtiff", [False, True])
+@pytest.mark.parametrize(
+    ("array", "options"),
+    [
+        (DEEP[..., 0], {}),
+        (DEEP, {"photometric": "rgb"}),
+        (DEEP[..., 0] / np.float32(7), {"compression": "zlib", "predictor": True}),
+        (CLASSES, {"tile": (16, 16)}),
+        (
+            np.moveaxis(DEEP >> 8, -1, 0).astype(np.uint8).copy(),
+            {"planarconfig": "separate", "photometric": "rgb"},
+        ),
+    ],
+)
+def test_tiff_in_all_its_orders_and_sizes(array: Any, options: Any, byteorder: Any, bigtiff: bool) -> None:
+    data = tiff_of(array, byteorder=byteorder, bigtiff=bigtiff, **options)
+    wanted = np.moveaxis(array, 0, -1) if "planarconfig" in options else array
+    with contextlib.ExitStack() as refused:
+        if bigtiff and byteorder == ">":  # which Pillow does not read, but OpenCV
+            refused.enter_context(contextlib.suppress(BadSampleError))
+        np.testing.assert_array_equal(unchanged(data).squeeze(), wanted)
+        if wanted.dtype == np.uint16:
+            eight = wanted >> 8 if wanted.ndim == 3 else np.repeat((wanted >> 8)[:, :, None], 3, 2)
+            np.testing.assert_array_equal(decoded(data), eight)
+
+
+def test_planes_of_more_than_eight_bits_are_refused() -> None:
+    """Pillow and OpenCV read numbers from them that are not in the file."""
+    for array in (DEEP, DEEP.astype(np.float32)):
+        data = tiff_of(np.moveaxis(array, -1, 0).copy(), planarconfig="separate", photometric="rgb")
+        stored = {"mode": "unchanged", "dtype": array.dtype.name, "channels": 3}
+        for args in (stored, {}, {"mode": "gray"}):
+            with pytest.raises(
+                BadSampleError, match=r"PlanarConfiguration 2\): store them interleaved|no range"
+            ):
+                decoded(data, **args)
+
+
+def test_what_no_decoder_reads_is_named() -> None:
+    with pytest.raises(
+        BadSampleError, match="a TIFF with 1 channel of float16 in a form that is not supported"
+    ):
+        unchanged(tiff_of(DEEP[..., 0].astype(np.float16)))
+    many = tiff_of(np.concatenate([DEEP, DEEP], -1), photometric="minisblack", planarconfig="contig")
+    spec = parse_spec({"ops": [{"op": "decode", "field": "x", "args": {"mode": "unchanged"}}]})
+    with pytest.raises(PlanError, match="6 channels of uint16: at most 4 are decoded; store more as arrays"):
+        complete_spec(spec, lambda field: many)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "int32", "uint32", "float32", "float64"])
+@pytest.mark.parametrize("compression", ["none", "zlib", "lzw"])
+@pytest.mark.parametrize("byteorder", ["<", ">"])
+def test_compressed_numbers_of_either_byte_order(dtype: str, compression: str, byteorder: Any) -> None:
+    numbers = (DEEP[..., 0].astype(np.int64) - (0 if dtype[0] in "uf" else 30_000)).astype(dtype)
+    data = tiff_of(numbers, byteorder=byteorder, compression=compression, predictor=compression != "none")
+    np.testing.assert_array_equal(unchanged(data)[:, :, 0], numbers)
 
 
 def test_ops_keep_the_numbers() -> None:
