@@ -207,6 +207,8 @@ class TableFiles:
         """Return the rows for which all conditions hold; `size`: under which the copy is pinned. Raises
         PlanError, BatchError."""
         key, record = part.key, part.record
+        kinds = {name: column.kind for name, column in index.columns.items()}
+        conditions = [condition.for_kind(kinds.get(condition.column, "")) for condition in conditions]
         columns = _filtered_columns(index, key, conditions)
         if not columns:  # only texts, whose ids are in the index
             return await asyncio.to_thread(_matching, index, conditions, lambda offset, length: b"")

@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import contextmanager
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
 
 from meshsdk import ops
 from meshsdk.client.native_api import describe_snapshot, fetch_snapshot, pin_snapshot
@@ -71,7 +74,12 @@ def table_options(
 def _conditions(filter: object) -> list[list[Any]]:
     try:
         listed = [
-            [list(part) if isinstance(part, (list, tuple, set, frozenset)) else part for part in condition]
+            [
+                [*map(_plain_value, part)]
+                if isinstance(part, (list, tuple, set, frozenset))
+                else _plain_value(part)
+                for part in condition
+            ]
             if isinstance(condition, (list, tuple))
             else condition
             for condition in filter  # type: ignore[attr-defined]  # TypeError below
@@ -85,6 +93,15 @@ def _conditions(filter: object) -> list[list[Any]]:
             f"{error}; write filter=[('price', '>', 3), ('city', 'in', ['Rome', 'Oslo'])]: all must hold"
         ) from error
     return listed
+
+
+def _plain_value(value: object) -> object:
+    """Return a value of NumPy, or a date or time, as JSON has it."""
+    if isinstance(value, np.datetime64):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def column_fields(
@@ -153,7 +170,8 @@ def open(
             else objects.
         columns: the columns of a table, each under its own name, in the place of `fields`.
         filter: conditions on columns of a table, (column, operator, value), all of which must hold for a row
-            to be a sample. Operators: == != < <= > >= in, not in. Part of the snapshot, and so of every plan.
+            to be a sample. Operators: == != < <= > >= in, not in. Dates and times may be those of `datetime`.
+            Part of the snapshot, and so of every plan.
         nulls: what to do with a row of a table that has a null in one of its fields: "skip" it, or keep it as
             zeros and give each field that may hold nulls another one, FIELD_valid, a bool ("mask").
         ids: text columns of a table to deliver as numbers, like a class label: `ds.classes` has the texts.

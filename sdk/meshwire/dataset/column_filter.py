@@ -1,12 +1,16 @@
 """Filters of table rows: conditions on columns, all of which must hold, as pyarrow's `filters` writes them.
 
-Law: pure. A condition on a null does not hold. Numbers are compared as numbers, texts as texts.
+Law: pure. A condition on a null does not hold. Numbers are compared as numbers, texts as texts; those
+that are compared with dates or times are of ISO 8601.
 """
 
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -30,6 +34,14 @@ OPERATORS: Final = (*_COMPARE, "in", "not in")
 MAX_CONDITIONS: Final = 64
 MAX_VALUES: Final = 10_000
 Scalar = bool | int | float | str
+_TIMES: Final = re.compile(r"date32\[day\]|timestamp\[(s|ms|us|ns)[],]")
+_MICROSECONDS: Final[dict[str | None, int | Fraction]] = {
+    "s": 10**6,
+    "ms": 10**3,
+    "us": 1,
+    "ns": Fraction(1, 1000),
+    None: 86_400 * 10**6,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,14 @@ class Condition:
     column: str
     operator: str
     values: tuple[Scalar, ...]
+
+    def for_kind(self, kind: str) -> Condition:
+        """Return the condition for a column of this kind: of dates and times, with texts as the numbers that
+        the column holds. Times without a zone are in UTC. Texts that are no dates stay."""
+        unit = _TIMES.match(kind)
+        if unit is None or not any(isinstance(value, str) for value in self.values):
+            return self
+        return replace(self, values=tuple(_moment(value, unit[1]) for value in self.values))
 
     def require_kind(self, path: str, kind: str, *, text: bool) -> None:
         """Raises PlanError if the values cannot be compared with a column of this kind."""
@@ -73,6 +93,18 @@ class Condition:
         if self.operator in ("<", "<="):
             return bool(_COMPARE[self.operator](first, value))
         return self.operator not in (">", ">=") or bool(_COMPARE[self.operator](last, value))
+
+
+def _moment(value: Scalar, unit: str | None) -> Scalar:
+    if not isinstance(value, str):
+        return value
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    number = Fraction(since // timedelta(microseconds=1)) / _MICROSECONDS[unit]
+    return int(number) if number.denominator == 1 else float(number)
 
 
 def parse_filter(value: Any, path: str = "filter") -> tuple[Condition, ...]:

@@ -262,4 +262,5 @@ class _Gathering:
 
     def _empty(self, source: Source) -> EmptySnapshotError:
         why = "".join(f"; {example}" for example in self.examples[:_EXAMPLES])
-        return EmptySnapshotError("source", f"no row of the {self.rows} in {source} is a sample{why}")
+        fails = "is a sample" if self.skipped or not self.rows else "matches the filter"
+        return EmptySnapshotError("source", f"no row of the {self.rows} in {source} {fails}{why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,30 @@ def test_filter(client: Client) -> None:
     assert again[0]["id"] == expected[0]
     train = ds.split(train=0.9, test=0.1)["train"]
     assert train[0]["id"].dtype == "int32"
+
+
+def test_filter_by_dates_and_numbers_of_numpy(client: Client) -> None:
+    first, hour = datetime(2026, 1, 1), timedelta(hours=1)
+    times = [first + number * hour for number in range(72)]
+    table = pa.table({
+        "id": np.arange(72), "day": pa.array([time.date() for time in times]),
+        "time": pa.array(times, pa.timestamp("us")), "utc": pa.array(times, pa.timestamp("ms", "UTC")),
+    })  # fmt: skip
+    client.put("rows", "times/1.parquet", as_parquet(table))
+
+    def ids(*conditions: Any) -> list[int]:
+        ds = mesh.open("s3://rows/times", kind="table", columns=["id"], filter=conditions, client=client)
+        return [int(sample["id"]) for sample in ds]
+
+    assert ids(("day", ">", date(2026, 1, 2))) == list(range(48, 72))
+    assert ids(("day", "in", ["2026-01-01", date(2026, 1, 3)])) == [*range(24), *range(48, 72)]
+    assert ids(("time", "<=", first + 3 * hour), ("id", ">=", np.int64(1))) == [1, 2, 3]
+    assert ids(("time", "==", np.datetime64("2026-01-01T05"))) == [5]
+    assert ids(("utc", "<", datetime(2026, 1, 1, 3, tzinfo=timezone(2 * hour)))) == [0]
+    with pytest.raises(InvalidPlanError, match=r"'day' is date32.*, which is not compared with 'monday'"):
+        ids(("day", "==", "monday"))
+    with pytest.raises(NotFoundError, match=r"no row of the 72 in .* matches the filter"):
+        ids(("id", ">", 99))
 
 
 def test_filter_leaves_files_out_by_their_statistics(client: Client) -> None:

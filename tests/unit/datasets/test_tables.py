@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -127,3 +129,23 @@ def test_conditions_on_texts() -> None:
 def test_malformed_filters(value: object) -> None:
     with pytest.raises(PlanError, match="filter"):
         parse_filter(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "number"),
+    [
+        ("date32[day]", "1970-02-01", 31),
+        ("date32[day]", "1970-01-02T12:00:00", 1.5),
+        ("timestamp[s]", "1970-01-02", 86_400),
+        ("timestamp[ms]", "1970-01-01T00:00:01.5", 1500),
+        ("timestamp[us, tz=UTC]", "1970-01-01T01:00:00+01:00", 0),
+        ("timestamp[ns]", "1970-01-01T00:00:00.000001Z", 1000),
+        ("timestamp[s]", "1970-01-01T00:00:00.5", 0.5),
+        ("timestamp[us]", 7, 7),
+        ("timestamp[us]", "yesterday", "yesterday"),
+        ("string", "1970-01-02", "1970-01-02"),
+        ("time64[us]", "1970-01-02", "1970-01-02"),
+    ],
+)
+def test_dates_are_compared_as_the_column_has_them(kind: str, value: Any, number: Any) -> None:
+    assert Condition("c", "in", (value,)).for_kind(kind) == Condition("c", "in", (number,))
