@@ -165,7 +165,7 @@ class Trials:
 def push_module(
     transport: Transport,
     name: str,
-    source: bytes,
+    source: bytes | str,
     *,
     draft: bool = False,
     wheels: Mapping[str, bytes] | None = None,
@@ -177,8 +177,9 @@ def push_module(
     traceback if it cannot be used, AccessError.
     """
     query = f"draft=1&name={quote(name, safe='')}" if draft else f"name={quote(name, safe='')}"
+    text = source.encode() if isinstance(source, str) else source
     try:
-        body = join_bundle(source, wheels) if wheels else source
+        body = join_bundle(text, wheels) if wheels else text
     except PlanError as error:
         raise ConfigurationError(str(error)) from error
     query += "&bundle=1" if wheels else ""

@@ -117,6 +117,8 @@ def read_level(file: io.RawIOBase, level: int, url: str) -> SlideLevel:
                 raise ConfigurationError(f"{url} has {len(levels)} levels; there is no level {level}")
             return _described(levels[level], url)
     except (ValueError, IndexError, KeyError, library.TiffFileError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
         raise ConfigurationError(f"{url} is not a readable TIFF file: {error}") from error
 
 
@@ -148,7 +150,8 @@ def _problem(level: Any, page: Any) -> str:
     if page.samplesperpixel not in (1, 3):
         return f"{page.samplesperpixel} channels; 1 and 3 are read"
     if int(page.compression) not in _COMPRESSIONS or int(page.predictor) not in (1, 2):
-        return f"the compression {page.compression!r} is not read; JPEG, JPEG 2000, WebP and deflate are"
+        name = getattr(page.compression, "name", page.compression)
+        return f"its tiles are compressed with {name}; JPEG, JPEG 2000, WebP, deflate and none are read"
     return ""
 
 

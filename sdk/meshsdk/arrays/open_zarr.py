@@ -162,7 +162,11 @@ def window_grid(
         for dim, extent in zip(found.dims, found.shape, strict=True):
             if extents.setdefault(dim, extent) != extent:
                 raise ConfigurationError(f"{name!r} has {extent} along {dim!r}, others {extents[dim]}")
-    for option, given in (("window", window), ("stride", stride), ("within", within)):
+    options: tuple[tuple[str, object], ...] = (("window", window), ("stride", stride), ("within", within))
+    for option, given in options:
+        if not isinstance(given, Mapping):
+            values = "(first, end)" if option == "within" else "a number"
+            raise ConfigurationError(f"{option}={given!r}: give {values} by dimension, as in {{'time': …}}")
         unknown = next((dim for dim in given if dim not in (extents if option != "stride" else window)), None)
         if unknown is not None:
             known = ", ".join(map(repr, extents if option != "stride" else window))

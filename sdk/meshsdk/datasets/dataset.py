@@ -16,6 +16,8 @@ from meshsdk.datasets.split_mix import MixSpec, staged
 from meshsdk.errors import ConfigurationError
 from meshsdk.ops.field_checks import checked_ops, narrow_op, op_text, rename_op_fields
 from meshwire.plan.mix import BLOCK
+from meshwire.plan.sequence_packing import parse_pack
+from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,6 +138,15 @@ class Dataset(SampleSequence):
             packing["positions"] = positions
         if not segments:
             packing["segments"] = False
+        try:
+            parse_pack(packing)
+        except PlanError as error:
+            raise ConfigurationError(f"pack: {str(error).removeprefix('pack.')}") from error
+        unknown = [name for name in fields if name not in self.fields]
+        if unknown:
+            raise ConfigurationError(
+                f"pack: no field {unknown[0]!r}; this dataset has {', '.join(self.fields)}"
+            )
         return self._with(packing=packing)
 
     def select(self, *fields: str) -> Dataset:

@@ -100,11 +100,14 @@ def preflight(
     """
     began = time.monotonic()
     _check_batch(global_batch, world)
-    if ds.packing is not None:
+    packing = ds.packing
+    if packing is not None:
         ds = ds.unpacked()
     ds = ds.quiet()
     order = find_order(ds, None, global_batch)
     schema = _schema(ds)
+    if packing is not None:
+        _check_packing(ds, packing["fields"], schema)
     picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
     found, bad = _prepared(ds, picks)
     if not found:
@@ -214,6 +217,19 @@ def _seen(ds: SampleSequence, data: Any) -> ContentHint | None:
 
 def _bytes_of(row: Mapping[str, Any]) -> int:
     return sum(np.asarray(value).nbytes for value in row.values() if not isinstance(value, Ragged))
+
+
+def _check_packing(ds: SampleSequence, packed: Sequence[str], schema: Mapping[str, FieldSchema]) -> None:
+    left = [name for name in ds.fields if name not in packed]
+    if left:
+        chosen = ", ".join(map(repr, packed))
+        raise PreflightError(
+            f"a packed row holds many samples and cannot carry {left[0]!r}: "
+            f"ds.select({chosen}).pack({chosen}, …)"
+        )
+    dense = [name for name in packed if schema[name].shape is not None]
+    if dense:
+        raise PreflightError(f"{dense[0]!r} is {schema[dense[0]]}; only ragged sequences can be packed")
 
 
 def _check_memory(batch_bytes: int) -> None:

@@ -388,6 +388,10 @@ def over(
         ops.over(("image", "mask"), ops.random_resized_crop, 224, each={"mask": {"filter": "nearest"}})
     """
     names = _values.fields("over", fields)
+    if isinstance(op, OpSpec):
+        raise ConfigurationError(
+            f"over: pass the op and its arguments, not its result: ops.over({names!r}, ops.{op.op}, …)"
+        )
     made = op(names[0], *args, **named)
     own = {name: dict(changed) for name, changed in (each or {}).items()}
     unknown = [name for name in own if name not in names]

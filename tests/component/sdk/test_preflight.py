@@ -227,6 +227,24 @@ def test_some_bad_samples_are_a_note(client: Client) -> None:
     assert str(found).startswith("40 samples; 20 of 40 tried can be prepared\n")
 
 
+def test_rows_that_cannot_be_packed(client: Client) -> None:
+    ds = photos(client)
+    with pytest.raises(
+        PreflightError, match=r"cannot carry 'label': ds\.select\('image'\)\.pack\('image', …\)"
+    ):
+        ds.pack("image", length=64).preflight()
+    only = ds.select("image")
+    assert only.pack("image", length=64).preflight().samples == len(only)
+    with pytest.raises(PreflightError, match="only ragged sequences can be packed"):
+        only.map(ops.decode("image"), ops.resize("image", [8, 8])).pack("image", length=64).preflight()
+    with pytest.raises(ConfigurationError, match="pack: no field 'x'; this dataset has image, label"):
+        ds.pack("x", length=64)
+    with pytest.raises(ConfigurationError, match=r"pack: length: 0 is outside 1…"):
+        only.pack("image", length=0)
+    with pytest.raises(ConfigurationError, match="pack: fields: expected 1"):
+        only.pack(length=64)
+
+
 def test_ops_that_do_not_fit_are_told_before_any_sample(client: Client) -> None:
     with pytest.raises(InvalidPlanError, match=r"ops\[0\]"):
         photos(client).map(ops.center_crop("image", 8)).preflight()

@@ -109,6 +109,7 @@ def test_ops_as_the_plan_has_them() -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
+        (lambda: ops.over(("a", "b"), ops.hflip("a")), r"pass the op.*ops\.over\(\('a', 'b'\), ops\.hflip"),  # type: ignore[arg-type]
         (lambda: ops.decode(224), "the first argument is the field"),  # type: ignore[arg-type]
         (lambda: ops.decode("image", mode="bgr"), "mode"),  # type: ignore[arg-type]
         (lambda: ops.decode("image", dtype="uint16"), "dtype and channels are for mode='unchanged'"),
