@@ -47,7 +47,7 @@ NEEDS: Final[dict[str, tuple[str, Callable[[], str]]]] = {
     WEED: ("SeaweedFS", SERVERS["seaweedfs"].missing),
     NGINX: ("nginx", SERVERS["nginx"].missing),
     ETCD: ("a real etcd, for nodes of a mesh", owners.missing),
-    DRIVE: ("an emulated rotational drive: nbdkit, FUSE, loop devices, root", rotational_drive.missing),
+    DRIVE: ("an emulated rotational drive: FUSE, loop devices, root", rotational_drive.missing),
     PEERS: ("the peers' loaders in an environment of their own, made by pip (2 GB)", str),
 }
 """What a row may need: what it is, and what to do where it is missing (empty: nothing)."""

@@ -1,7 +1,7 @@
 """A rotational drive as arithmetic: which request it takes next, and what each one costs.
 
-Law: no I/O and no clock; times come in as arguments. The standard library alone, because nbdkit's interpreter
-imports this module too.
+Law: no I/O and no clock; times come in as arguments. The standard library alone, because
+`bench.rotational_device` starts with it alone.
 Invariant: equal requests in equal order cost the same. The angle at which a sector comes by is not modelled:
 every seek is followed by half a turn, the mean.
 """

@@ -1,4 +1,5 @@
-"""An emulated 7200-rpm drive with a file system: ext4 on a loop device, over FUSE, over an nbdkit plugin.
+"""An emulated 7200-rpm drive with a file system: ext4 on a loop device, over a file of FUSE
+(`bench.rotational_device`).
 
     with rotational_drive(folder, size=8 << 30) as drive:
         fill(drive.path)
@@ -38,20 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PLUGIN: Final = Path(__file__).with_name("rotational_plugin.py")
-PACKAGES: Final = {
-    "nbdkit": "nbdkit",
-    "nbdfuse": "libnbd-bin",
-    "fusermount3": "fuse3",
-    "mkfs.ext4": "e2fsprogs",
-    "losetup": "mount",
-}
-"""Program → the Debian package that has it. The python plugin of nbdkit is one more."""
-PYTHON_PLUGIN: Final = "nbdkit-plugin-python"
+PACKAGES: Final = {"mkfs.ext4": "e2fsprogs", "losetup": "mount"}
+"""Program → the Debian package that has it."""
 READ_AHEAD_KIB: Final = 1024
 """Of the loop device: what a server with rotational drives is set to, and kinder to streams than 128."""
-THREADS: Final = 32
-"""As many requests as the drive's queue holds reach the plugin at a time."""
 START_S, UNMOUNT_S, STOP_S = 15.0, 3.0, 60.0
 
 
@@ -64,8 +55,6 @@ def missing() -> str:
     if os.geteuid() != 0:
         return "an emulated drive needs root: it mounts a file system"
     packages = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
-    if shutil.which("nbdkit") is None or _run("nbdkit", "--dump-plugin", "python", check=False)[0]:
-        packages.append(PYTHON_PLUGIN)
     if packages:
         return f"`apt-get install {' '.join(packages)}`, which an emulated drive needs"
     for device in ("/dev/fuse", "/dev/loop-control"):
@@ -159,7 +148,7 @@ def remove(folder: Path) -> None:
     for mounted in (folder / "disk", folder / "device"):
         if _is_mounted(mounted):
             _unmount(mounted)
-    for name in ("image", "device", "nbd", "control"):
+    for name in ("image", "device", "control"):
         (folder / name).unlink(missing_ok=True)
 
 
@@ -176,27 +165,19 @@ def _hold(folder: Path, size: int) -> None:
             file.truncate(size)
         layout = ("-O", "^has_journal", "-E", "lazy_itable_init=0,nodiscard")
         _run("mkfs.ext4", "-q", "-F", *layout, "image")
-        nbdkit = _start("nbdkit", *_nbdkit_flags(), env={**os.environ, "PYTHONPATH": str(ROOT)})
-        stack.callback(_end, nbdkit)
-        _await("nbdkit", nbdkit, lambda: Path("nbd").exists() and Path("control").exists())
         Path("device").touch()
-        nbdfuse = _start("nbdfuse", "device", "--unix", "nbd")
-        stack.callback(_end, nbdfuse)
-        _await("nbdfuse", nbdfuse, lambda: Path("device").stat().st_size == size)
+        served = _start("device", "image", "device", "control")
+        stack.callback(_end, served)
         stack.callback(_unmount, folder / "device")
+        _await(served, lambda: Path("control").exists() and Path("device").stat().st_size == size)
         device = _mount(stack, folder)
         control = stack.enter_context(socket.socket(socket.AF_UNIX))
         control.connect("control")
-        plugin = stack.enter_context(control.makefile("rw"))
-        stack.callback(_ask_plugin, plugin, "off")  # what is left to write is not waited for
+        platter = stack.enter_context(control.makefile("rw"))
+        stack.callback(_ask_platter, platter, "off")  # what is left to write is not waited for
         _say({"disk": str(folder / "disk")})
         for line in sys.stdin:
-            _obey(plugin, device, line.strip())
-
-
-def _nbdkit_flags() -> tuple[str, ...]:
-    process = ("--foreground", "--exit-with-parent", "--threads", str(THREADS), "--unix", "nbd")
-    return (*process, "python", str(PLUGIN), "image=image", "control=control")
+            _obey(platter, device, line.strip())
 
 
 def _mount(stack: ExitStack, folder: Path) -> Path:
@@ -215,7 +196,7 @@ def _mount(stack: ExitStack, folder: Path) -> Path:
     return device
 
 
-def _obey(plugin: IO[str], device: Path, command: str) -> None:
+def _obey(platter: IO[str], device: Path, command: str) -> None:
     """Carry out one line and answer it."""
     if command == "cold":
         drop_pages(Path("disk"))
@@ -223,29 +204,31 @@ def _obey(plugin: IO[str], device: Path, command: str) -> None:
     elif command not in ("on", "off", "stats"):
         _say({"error": f"{command!r}: say on, off, cold or stats"})
         return
-    _say({"stats": asdict(_ask_plugin(plugin, command if command != "cold" else "stats"))})
+    _say({"stats": asdict(_ask_platter(platter, command if command != "cold" else "stats"))})
 
 
-def _ask_plugin(plugin: IO[str], command: str) -> DriveStats:
-    plugin.write(command + "\n")
-    plugin.flush()
-    return DriveStats(**json.loads(plugin.readline()))
+def _ask_platter(platter: IO[str], command: str) -> DriveStats:
+    platter.write(command + "\n")
+    platter.flush()
+    return DriveStats(**json.loads(platter.readline()))
 
 
 def _say(answer: dict[str, object]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def _start(*argv: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    with open(f"{argv[0]}.log", "wb") as log:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+def _start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "bench.rotational_device", *arguments]
+    with open(f"{name}.log", "wb") as log:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
 
-def _await(name: str, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
+def _await(process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise DriveError(f"{name} did not start: {Path(f'{name}.log').read_text().strip()}")
+            raise DriveError(f"the device did not start: {Path('device.log').read_text().strip()}")
         time.sleep(0.02)
 
 

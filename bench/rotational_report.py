@@ -52,7 +52,6 @@ longer the epoch, the less that counts. *Eight batches ahead* is `connections=8`
 batches: while that block is read, twice as many rows can be built as with the default of four."""
 COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 ```bash
-apt-get install nbdkit nbdkit-plugin-python libnbd-bin fuse3
 make bench ARGS="--only rotational"     # as root
 ```"""
 DISK_BAR, READ_BAR, WARM_BAR, PEER_BAR, FULL_BAR, SHARED_BAR = 1.3, 1.1, 0.9, 2.0, 3.0, 1.05

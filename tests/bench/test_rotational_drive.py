@@ -1,4 +1,4 @@
-"""The emulated drive itself, where nbdkit is installed; what it says where it is not."""
+"""The emulated drive itself, where it can be made; what it says where it cannot."""
 
 from __future__ import annotations
 
@@ -91,10 +91,12 @@ def test_what_is_off_or_in_memory_is_not_counted(drive: RotationalDrive) -> None
 
 @emulated
 def test_writes_are_counted_apart(drive: RotationalDrive) -> None:
+    data = random.Random(0).randbytes(FILE)
     drive.delay(True)
-    (drive.path / "file").write_bytes(random.Random(0).randbytes(FILE))
+    (drive.path / "file").write_bytes(data)
     drive.drop_caches()
     assert drive.stats().written >= FILE
+    assert (drive.path / "file").read_bytes() == data
 
 
 @emulated
@@ -166,8 +168,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert missing() == "an emulated drive needs root: it mounts a file system"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda name: None if name.startswith(("nbd", "fuse")) else name)
-    said = "`apt-get install nbdkit libnbd-bin fuse3 nbdkit-plugin-python`, which an emulated drive needs"
-    assert missing() == said
-    with pytest.raises(DriveError, match="apt-get install nbdkit"), rotational_drive(tmp_path, size=SIZE):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name.startswith("mkfs") else name)
+    assert missing() == "`apt-get install e2fsprogs`, which an emulated drive needs"
+    with pytest.raises(DriveError, match="apt-get install e2fsprogs"), rotational_drive(tmp_path, size=SIZE):
         pass
