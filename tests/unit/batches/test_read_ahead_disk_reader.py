@@ -161,6 +161,30 @@ def test_a_read_of_others_that_follows_another_does_not_wait_for_the_next_piece(
     assert set(looks[9:]) == set(range(2, 20))
 
 
+@pytest.mark.parametrize("cold", [False, True])
+def test_from_the_first_cold_inode_on_several_are_read_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, *, cold: bool
+) -> None:
+    clock, threads = ManualClock(), dict[str, int]()
+    together = threading.Barrier(disk_reader._INODES_AT_A_TIME, timeout=30)
+    reader = DiskReader(0, clock)
+
+    def look_up(path: str) -> None:
+        threads[path] = threading.get_ident()
+        if path == "2" and cold:
+            clock.advance(0.012)
+        if cold and int(path) > 2:
+            together.wait()  # so many threads, or it never ends
+
+    monkeypatch.setattr(disk_reader, "_read_inode", look_up)
+    paths = [str(number) for number in range(3 + 2 * disk_reader._INODES_AT_A_TIME)]
+    reader._read_inodes(DiskWork(0, paths, plan_reads([], [], []), lambda: None))
+    reader.close()
+    assert list(threads) == paths if not cold else sorted(threads) == sorted(paths)
+    alone = [path for path in paths if threads[path] == threading.get_ident()]
+    assert alone == (paths[:3] if cold else paths)
+
+
 def test_a_window_tells_how_far_it_has_been_read_and_never_too_much(
     reader: DiskReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
