@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
 SLOW_SLICE_SECONDS = 5.0  # a job with a slower slice leaves some processes to other accounts
 DISTRUST_SECONDS = 60.0  # time after a crash until the job that caused it may use all processes again
+EARLY_SECONDS = 1e6  # rows that nobody waits for yet count as requested so much later than they were
 IN_FLIGHT = 2  # slices per process: one in progress, and one so that it never waits
 QUICK_SLICE_SECONDS = 0.25  # a slice that is expected to take longer has its process for itself
 _RECONNECT = Reconnect((0.02, 0.05, 0.1, 0.2, 0.5, 1.0), forever=True)
@@ -109,16 +110,17 @@ class TransformPool:
         assets: Sequence[AssetPlace] = (),
         account: str = "",
         samples: SampleSet | None = None,
+        early: bool = False,
     ) -> RenderResult:
         """Render rows into the frame at `frame_fd`, which the caller keeps and closes.
 
-        `targets`, `assets`, `samples`: see `Renderer`; `account`: whose share of the processes' time to use.
+        `targets`, `assets`, `samples`, `early`: see `Renderer`; `account`: whose share of the time to use.
         Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
         PoolClosedError.
         """
         now = self._asked[account] = asyncio.get_running_loop().time()
         order = RenderSpec(
-            now,
+            now + (EARLY_SECONDS if early else 0.0),
             account,
             job,
             program_text,

@@ -55,6 +55,7 @@ class InlineRenderer:
         assets: Sequence[Any] = (),
         account: str = "",
         samples: SampleSet | None = None,
+        early: bool = False,
     ) -> RenderResult:
         spec = RenderSpec(
             0.0, "", job, program_text, program_digest(program_text), epoch, frame_bytes, tuple(targets)

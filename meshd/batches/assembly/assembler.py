@@ -2,7 +2,8 @@
 
 Law: admission bounds the rows and bytes under construction and the bytes that slow clients hold. Above a
 bound, callers must retry unless they use less than an even share. Jobs take turns. The assembler stops
-starting rows of a frame that nobody waits for.
+starting rows of a frame that nobody waits for, except of a few frames that are requested next while a disk
+reads their window.
 
 It runs in the coordinator; HTTP workers request frames with `assembler_client`.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -30,6 +32,7 @@ from meshd.batches.assembly.frame_rows import (
     real_rows,
     require_parts,
 )
+from meshd.batches.assembly.frames_ahead import EarlyRenderer, FramesAhead
 from meshd.batches.assembly.packed_frame_builder import PackedFrameBuilder
 from meshd.batches.assembly.packed_rows import PackedRows, PackTables
 from meshd.batches.assembly.sequence_renderer import SequenceRenderer
@@ -79,6 +82,8 @@ MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built al
 COPIED_ROWS = 32  # rows copied as arrays that count as one
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
+AHEAD_SHARE: Final = 4
+"""Frames that are built ahead of their requests take this part of the cache of frames, at most."""
 MAX_SERIES_BYTES: Final = 32 << 20  # of packed frames that are built together
 
 
@@ -135,6 +140,12 @@ class Assembler:
         if read_ahead is not None:
             self._hints.append(read_ahead)
         self._read_ahead = read_ahead
+        self._early = replace(self._context, renderer=EarlyRenderer(pool))
+        self._ahead = FramesAhead(
+            settings.frame_cache_bytes // AHEAD_SHARE,
+            lambda address, kept: self._flights.run(address, lambda: self._build(address, kept, early=True)),
+            lambda address: address in self._flights or self._cache.get(address) is not None,
+        )
 
     def __repr__(self) -> str:
         return f"<Assembler {self._rows_room.held} rows being built, {self._cache!r}>"
@@ -146,14 +157,14 @@ class Assembler:
         Busy.
         """
         with tracing.stage("frame") as span:
-            cached, joined = self._cache.get(address), False
+            cached, joined, early = self._cache.get(address), False, self._ahead.claim(address)
             if cached is None:
                 frame, joined = await self._flights.run(address, lambda: self._build(address, kept_bytes))
             else:
                 frame = cached
             await self._judge(address, frame)
             result: FrameResult = "hit" if cached is not None else "joined" if joined else "miss"
-            await self._count(result, address, frame.rows)
+            await self._count("miss" if early else result, address, frame.rows)  # made for this request
             if span is not None:
                 span.attributes |= {"shardmesh.result": result, "shardmesh.rows": frame.rows}
         return frame.hand_out(result)
@@ -210,18 +221,21 @@ class Assembler:
 
     async def aclose(self) -> None:
         """Drop the finished frames."""
+        await self._ahead.aclose()
         await self._prefetcher.aclose()
         await self._stored.aclose()
         self._cache.clear()
 
-    async def _build(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> SharedFrame:
+    async def _build(
+        self, address: AnyFrameAddress, kept_bytes: int | None = None, *, early: bool = False
+    ) -> SharedFrame:
         if isinstance(address, DerivedAddress):
             return await self._derive(address)
         if isinstance(address, BlockAddress):
             return await self._block(address)
         if isinstance(address, PartAddress):
-            return await self._part(address, kept_bytes)
-        return await self._assemble(address, kept_bytes)
+            return await self._part(address, kept_bytes, early=early)
+        return await self._assemble(address, kept_bytes, early=early)
 
     async def _derive(self, address: DerivedAddress) -> MemoryFrame:
         await self.catalog.ensure_local_copies(map(asset_key, address.assets))
@@ -242,13 +256,17 @@ class Assembler:
         self._cache.put(address, frame)  # until the caller has written it to the store
         return frame
 
-    async def _part(self, address: PartAddress, kept_bytes: int | None) -> MemoryFrame:
+    async def _part(
+        self, address: PartAddress, kept_bytes: int | None, *, early: bool = False
+    ) -> MemoryFrame:
         whole = address.whole
         plan = await self.catalog.plan(whole.plan)
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
         arrivals = await self._read_batch_ahead(plan, snapshot, whole, kept_bytes, in_parts=True)
+        if not early:
+            self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             await self._prefetcher.open_now(snapshot, rows.samples, whole)
@@ -258,14 +276,17 @@ class Assembler:
         with self._admission(len(places), len(places) * _row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
             part = rows.part_rows(places)
+            context = self._early if early else self._context
             builder = FrameBuilder(
-                self._context, plan, snapshot, whole.epoch, part, metadata, None, kept_bytes, arrivals
+                context, plan, snapshot, whole.epoch, part, metadata, None, kept_bytes, arrivals
             )
             frame = await builder.build_part(own)
         self._cache.put(address, frame)
         return frame
 
-    async def _assemble(self, address: Address, kept_bytes: int | None) -> MemoryFrame:
+    async def _assemble(
+        self, address: Address, kept_bytes: int | None, *, early: bool = False
+    ) -> MemoryFrame:
         plan = await self.catalog.plan(address.plan)
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
@@ -274,6 +295,8 @@ class Assembler:
         arrivals = Arrivals()
         if isinstance(address, FrameAddress):
             arrivals = await self._read_batch_ahead(plan, snapshot, address, kept_bytes)
+            if not early:
+                self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
         count = count_rows(address, plan)
@@ -282,7 +305,7 @@ class Assembler:
             ahead = address if isinstance(address, FrameAddress) else None
             await self._prefetcher.open_now(snapshot, rows.samples, ahead)
             whole = None if ahead is None else real_rows(ahead, plan, 0, 1)
-            context, metadata = self._context, metadata_of(address)
+            context, metadata = self._early if early else self._context, metadata_of(address)
             builder = FrameBuilder(
                 context, plan, snapshot, address.epoch, rows, metadata, whole, kept_bytes, arrivals
             )

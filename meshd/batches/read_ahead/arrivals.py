@@ -95,6 +95,11 @@ class Arrivals:
     def __repr__(self) -> str:
         return f"<Arrivals of {len(self._windows)} windows>"
 
+    @property
+    def end(self) -> int:
+        """The position of the epoch after the first window that is being read; 0 if none is."""
+        return min((window.end for window in self._windows if not window.read.is_set()), default=0)
+
     async def until_begun(self) -> None:
         """Wait until the first bytes may be there: what waits for a later window needs no memory yet."""
         while self._windows and not any(window.begun for window in self._windows):

@@ -75,6 +75,7 @@ class Stamper:
         assets: Sequence[Any] = (),
         account: str = "",
         samples: SampleSet | None = None,
+        early: bool = False,
     ) -> RenderResult:
         self.calls += 1
         self.called.set()

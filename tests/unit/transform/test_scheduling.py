@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from meshd.transform.pool import EARLY_SECONDS
 from meshd.transform.scheduling import EXPECTED, FairQueue, QueuePosition
 
 
@@ -145,6 +146,17 @@ def test_of_what_is_asked_for_together_the_epochs_first_comes_first() -> None:
 
 def test_nobody_is_overtaken_for_long() -> None:
     assert places(later=0.3) == [256, 512, 768, 0]
+
+
+def test_work_before_its_request_is_overtaken_by_earlier_positions_alone() -> None:
+    async def run() -> list[int]:
+        queue: FairQueue[int] = FairQueue()
+        queue.put("ann", "job", 512, place=QueuePosition(10.0 + EARLY_SECONDS, 3, 512))
+        queue.put("ann", "job", 256, place=QueuePosition(40.0, 3, 256))
+        queue.put("ann", "job", 768, place=QueuePosition(40.0, 3, 768))
+        return [(await queue.get()).item for _ in range(3)]
+
+    assert asyncio.run(run()) == [256, 512, 768]
 
 
 def test_an_epoch_comes_before_the_next_and_other_jobs_are_not_concerned() -> None:

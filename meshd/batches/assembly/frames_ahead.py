@@ -1,0 +1,123 @@
+"""FramesAhead: builds frames before they are requested, while a disk reads the window that they lie in.
+
+With `Blocks`, the rows of the first batches come from all parts of a block. Until the disk has read it, the
+frames that a loader has requested have fewer rows than the processors could render meanwhile. The frames
+after them are requested next.
+
+Law: a frame has the same bytes however early it is built. Rows of earlier positions are rendered first. The
+bytes of frames that are not requested yet are bounded. A frame that cannot be built ahead is left to its
+request, which reports why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from meshd.batches.assembly.frame_buffer import planned_size
+from meshd.batches.read_ahead.page_prefetcher import frames_ahead
+from meshd.core.frame_address import PartAddress
+from meshd.util.async_tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from meshd.batches.read_ahead.arrivals import Arrivals
+    from meshd.core.frame_address import AnyFrameAddress, FrameAddress
+    from meshd.core.plan_record import Plan
+    from meshd.transform.render_calls import Renderer, RenderResult, RowWork
+    from meshwire.dataset.build_snapshot import Snapshot
+
+_log = logging.getLogger("meshd.frames_ahead")
+_UNCLAIMED_SECONDS: Final = 60.0
+"""Time after which a frame that nobody has requested does not count any more: its reader has ended."""
+
+
+class EarlyRenderer:
+    """Renders rows behind those of earlier positions of the same plan, whenever these come."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+
+    def __repr__(self) -> str:
+        return f"<EarlyRenderer {self._renderer!r}>"
+
+    async def render(
+        self, job: str, program_text: str, epoch: int, rows: Sequence[RowWork], **options: Any
+    ) -> RenderResult:
+        """See `Renderer`."""
+        return await self._renderer.render(job, program_text, epoch, rows, **options, early=True)
+
+
+class FramesAhead:
+    """The frames that are built ahead. Use on one event loop only; `aclose` at the end.
+
+    `limit`: bytes of those that are not requested yet; `build`: builds a frame into the cache, with the bytes
+    that may be kept of decoded samples; `exists`: whether a frame is cached or being built.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        build: Callable[[AnyFrameAddress, int | None], Awaitable[object]],
+        exists: Callable[[AnyFrameAddress], bool],
+    ) -> None:
+        self._limit, self._build, self._exists = limit, build, exists
+        self._unclaimed: dict[AnyFrameAddress, tuple[int, float]] = {}  # bytes, and when it was begun
+        self._bytes = 0
+        self._tasks = BackgroundTasks("frames-ahead")
+
+    def __repr__(self) -> str:
+        return f"<FramesAhead {len(self._unclaimed)} frames, {self._bytes} of {self._limit} bytes>"
+
+    def begin(
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        address: FrameAddress | PartAddress,
+        arrivals: Arrivals,
+        kept_bytes: int | None,
+    ) -> None:
+        """Begin the frames that the reader of `address` requests next, up to the end of the window that a
+        disk reads for it. Returns at once. Raises BatchError as `planned_size` does."""
+        self._forget_old()
+        whole, end = address.whole if isinstance(address, PartAddress) else address, arrivals.end
+        size = planned_size(plan, snapshot, whole) if end else None
+        if size is None:  # all of it has been read, or the size depends on the data
+            return
+        for coming in frames_ahead(plan, whole):
+            last = coming.origin + (coming.step + 1) * coming.batch
+            if coming.epoch != whole.epoch or last > end or self._bytes + size > self._limit:
+                return
+            wanted: AnyFrameAddress = coming
+            if isinstance(address, PartAddress):
+                wanted = msgspec.structs.replace(address, whole=coming)
+            if wanted not in self._unclaimed and not self._exists(wanted):
+                self._unclaimed[wanted] = size, asyncio.get_running_loop().time()
+                self._bytes += size
+                self._tasks.spawn(self._build_early(wanted, kept_bytes), "build")
+
+    def claim(self, address: AnyFrameAddress) -> bool:
+        """Note that a frame is requested. Returns whether it was begun before, for this request."""
+        found = self._unclaimed.pop(address, None)
+        self._bytes -= 0 if found is None else found[0]
+        return found is not None
+
+    async def aclose(self) -> None:
+        """Build no more of them."""
+        await self._tasks.aclose()
+        self._unclaimed.clear()
+
+    async def _build_early(self, address: AnyFrameAddress, kept_bytes: int | None) -> None:
+        try:
+            await self._build(address, kept_bytes)
+        except Exception:
+            _log.debug("a frame could not be built before its request", exc_info=True)
+
+    def _forget_old(self) -> None:
+        since = asyncio.get_running_loop().time() - _UNCLAIMED_SECONDS
+        for address in [each for each, (_, begun) in self._unclaimed.items() if begun < since]:
+            self.claim(address)
