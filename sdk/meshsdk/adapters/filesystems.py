@@ -223,6 +223,13 @@ class MeshFileSystem(AbstractFileSystem):
         with as_os_errors(path):
             download(self.client, *split_path(path), Path(lpath))
 
+    def open(self, path: str, mode: str = "rb", *args: Any, **more: Any) -> Any:
+        """Open a file, as in fsspec. Text is not stored if its `with` block failed."""
+        if "b" in mode or "r" in mode:
+            return super().open(path, mode, *args, **more)
+        text = {name: more.pop(name) for name in ("encoding", "errors", "newline") if name in more}
+        return MeshTextWriter(super().open(path, f"{mode.replace('t', '')}b", *args, **more), **text)
+
     def _open(
         self,
         path: str,
@@ -340,7 +347,7 @@ class MeshFile(AbstractBufferedFile):
 
 class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
     """A file opened for writing: buffered locally, up to 16 MiB in memory, and stored when it is closed,
-    but not if its own `with` block failed (a wrapper, such as a text wrapper, always closes it normally).
+    but not if its own `with` block failed (a wrapper, such as a compressor, always closes it normally).
     In a transaction (`autocommit` is off) it is stored when that ends. `if_absent`: raise FileExistsError
     on storing if the object exists; `onto`: the object it replaces, whose type and metadata it takes over;
     raise PreconditionError if that was replaced in the meantime."""
@@ -366,8 +373,12 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
         raise io.UnsupportedOperation("fileno")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._failed = kind is not None
+        self.note_failure(kind)
         self.close()
+
+    def note_failure(self, kind: Any) -> None:
+        """Closing does not store the file after an exception; `kind`: None if there was none."""
+        self._failed = kind is not None
 
     def commit(self) -> None:
         """Store the file at the end of a transaction."""
@@ -408,6 +419,15 @@ class MeshWriter(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
                 raise FileExistsError(
                     errno.EEXIST, os.strerror(errno.EEXIST), f"mesh://{self.path}"
                 ) from error
+
+
+class MeshTextWriter(io.TextIOWrapper):
+    """A file opened for writing text."""
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(self.buffer, MeshWriter):
+            self.buffer.note_failure(kind)
+        self.close()
 
 
 def _folder(path: str) -> dict[str, Any]:

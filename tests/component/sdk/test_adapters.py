@@ -78,6 +78,24 @@ def test_files_are_written_read_and_found(fs: MeshFileSystem, bucket: str) -> No
     assert fs.find(bucket) == [f"{bucket}/c/4.txt", f"{bucket}/z.txt"]
 
 
+def test_text_whose_block_failed_is_not_stored(fs: MeshFileSystem, bucket: str) -> None:
+    """What was there stays, as of bytes."""
+    path = f"{bucket}/text"
+    fs.write_text(path, "all of it")
+    for mode in ("w", "wt", "a", "wb"):
+        with contextlib.suppress(KeyboardInterrupt), fs.open(path, mode) as file:
+            file.write("a part" if mode != "wb" else b"a part")
+            raise KeyboardInterrupt
+        assert fs.read_text(path) == "all of it"
+    with fs.open(path, "w", encoding="utf-16-le", newline="\r\n") as file:
+        file.write("ä\n")
+    with fs.open(path, "a", None, encoding="utf-16-le") as file:
+        file.write("b")
+    assert fs.cat_file(path) == "ä\r\nb".encode("utf-16-le")
+    with pytest.raises(FileExistsError):
+        fs.open(path, "x")
+
+
 def test_ranges_beyond_the_end_are_empty(fs: MeshFileSystem, bucket: str) -> None:
     """As of a local file; `head` of an empty one asks for such a range."""
     fs.pipe({f"{bucket}/empty": b"", f"{bucket}/three": b"abc"})
