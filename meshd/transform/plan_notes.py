@@ -2,7 +2,8 @@
 
 Law: pure. A note says what happens to which field and what to write instead; a plan with notes is a valid
 plan. Subjects: images that lose values when they are decoded, filters that mix class numbers, random draws
-that move one of several images, and annotations that do not follow their image.
+that move one of several images, annotations that do not follow their image, and numbers of YOLO that are no
+shares.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]
         *_pairing_notes(fields, first),
         *_annotation_notes(spec),
         *_dropping_notes(spec),
+        *_share_notes(spec, first),
     )
 
 
@@ -256,4 +258,26 @@ def _dropping_notes(spec: PlanSpec) -> Iterator[str]:
             yield (
                 f"keep_boxes drops rows of {op.field!r}, but not of {kept}. If those have one for each box: "
                 f"ops.keep_boxes({names}, …)"
+            )
+
+
+_MOST_SHARE = 1.01
+"""What a share of a width or height may be, for rounded numbers."""
+
+
+def _share_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> Iterator[str]:
+    """Note files of YOLO with other numbers than shares, whose boxes are clipped to nothing."""
+    for op in spec.ops:
+        if op.op != "boxes" or op.args.get("source") != "yolo":
+            continue
+        try:
+            lines = first(op.field).decode("utf-8", "replace").splitlines()
+            found = [float(value) for line in lines for value in line.split()[1:5]]
+        except (KeyError, ValueError):
+            continue
+        wrong = next((value for value in found if not 0 <= value <= _MOST_SHARE), None)
+        if wrong is not None:
+            yield (
+                f"{op.field!r}: the first sample has {wrong:g}, but the numbers of YOLO are shares of the "
+                "image's width and height, 0 to 1, and boxes are clipped to the image: write shares"
             )

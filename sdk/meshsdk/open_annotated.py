@@ -145,7 +145,16 @@ def _join(
 ) -> Dataset:
     left = open_dataset.open(images, {"image": IMAGES}, client=client, deadline=deadline)
     right = open_dataset.open(annotations, fields, client=left.client, deadline=deadline)
-    return left.join(right, deadline=600.0 if deadline is None else deadline)
+    try:
+        return left.join(right, deadline=600.0 if deadline is None else deadline)
+    except NotFoundError as error:
+        if "no key in common" not in str(error):
+            raise
+        told = str(error).partition(" [")[0].removeprefix("join: ")
+        raise ConfigurationError(
+            f"no image below {images} has annotations in {annotations}: {told}; `images` must be the folder "
+            "in which the names of the annotations begin"
+        ) from error
 
 
 def _readers(

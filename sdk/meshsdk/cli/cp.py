@@ -248,7 +248,7 @@ class _CopyReport:
                 as_json=session.as_json,
             )
         if count > 1 and not session.as_json and not self._only_errors:
-            failed = f", {self._failed + left} not" if self._copied < count else ""
+            failed = f", {self._failed + left} not copied" if self._copied < count else ""
             done = f"{self._copied} files{failed}, {format_size(self._bytes)}"
             click.echo(f"{done} in {time.monotonic() - self._began:.1f} s")
         return EXIT_FAILED if self._copied < count else 0

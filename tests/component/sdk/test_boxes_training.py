@@ -13,6 +13,7 @@ from PIL import Image
 
 import meshsdk as mesh
 from meshsdk import ops
+from meshsdk.errors import ConfigurationError
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -201,6 +202,17 @@ def test_coco_voc_and_yolo_are_the_same_data(formats: Client) -> None:
             np.abs(voc["boxes"][0] - [lit[1].min(), lit[0].min(), lit[1].max() + 1, lit[0].max() + 1]).max()
             < 1
         )
+
+
+def test_names_of_coco_in_another_folder(formats: Client) -> None:
+    document = json.loads(formats.get("formats", "coco/instances.json"))
+    for image in document["images"]:
+        image["file_name"] = f"val/{image['file_name']}"
+    formats.put("formats", "other/instances.json", json.dumps(document).encode())
+    with pytest.raises(
+        ConfigurationError, match=r"have no key in common.*'val/.*`images` must be the folder"
+    ):
+        mesh.open_coco("s3://formats/images", "s3://formats/other/instances.json", client=formats)
 
 
 def test_coco_is_stored_by_image_once_and_has_keypoints(formats: Client) -> None:

@@ -49,6 +49,8 @@ FILES = {
     "height": file_of(Image.fromarray(NOISE.astype(np.float32) / 255), "TIFF"),
     "bit": file_of(Image.fromarray(NOISE > 100)),
     "text": b"not an image",
+    "shares": b"0 0.5 0.5 0.25 1.0001\n",
+    "pixels": b"0 0.5 0.5 0.25 0.5\n1 320 200 40 60\n",
     "mask_array": array_of((40, 50)),
     "flow_array": array_of((40, 50, 2)),
     "vector_array": array_of((50,)),
@@ -213,6 +215,15 @@ def test_boxes_that_do_not_follow_their_image() -> None:
     assert "does not mix 'voc'" in notes(*BOXED, op("mixup", "photo"))[0]
     followed = [op("hflip", "photo", "voc"), op("color_jitter", "photo", brightness=0.3)]
     assert notes(*BOXED, *followed, op("keep_boxes", "voc")) == ()
+
+
+def test_boxes_of_yolo_in_pixels() -> None:
+    def found(field: str) -> tuple[str, ...]:
+        return notes(op("boxes", field, "photo", source="yolo"), op("decode", "photo"))
+
+    (note,) = found("pixels")
+    assert note.startswith("'pixels': the first sample has 320, but the numbers of YOLO are shares")
+    assert found("shares") == found("text") == ()
 
 
 def test_labels_that_do_not_lose_the_rows_of_their_boxes() -> None:
