@@ -16,7 +16,7 @@ from meshd.core.object_io import MAX_PUT_BYTES, check_put_size
 from meshd.objects.copy_object import check_source_conditions, copy_part_range, read_chunks, retry_if_moved
 from meshd.objects.multipart_completion import check_parts, completed_meta, find_completed
 from meshd.store.errors import NoSuchUploadError
-from meshd.store.records import INTERNAL_WRITE, Meta
+from meshd.store.records import INTERNAL_WRITE, Meta, Upload
 from meshwire.checksums import body_checksums as sums
 from meshwire.checksums.body_checksums import BodyDigests
 from meshwire.errors import S3Error
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from meshd.objects.object_reader import VersionLookup
     from meshd.objects.service import ObjectService
     from meshd.store.api import StoreReader, StoreWriter
-    from meshd.store.records import Record, Upload, WriteContext
+    from meshd.store.records import Record, WriteContext
     from meshd.store.writer_api import ObjectWriter
     from meshwire.s3.operations import (
         AbortMultipartUpload,
@@ -84,7 +84,8 @@ class UploadService:
         algorithm, kind = _checksum_plan(operation.checksum_algorithm, operation.checksum_type)
         born = self._versions.bucket_created(operation.bucket)
         with store_errors():
-            upload = await self._replicated.create_upload(
+            draft = Upload(
+                "",
                 operation.bucket,
                 operation.key,
                 headers=dict(operation.headers.system),
@@ -95,8 +96,8 @@ class UploadService:
                 tags=dict(operation.tags),
                 acl=operation.acl,
                 born=born,
-                context=context,
             )
+            upload = await self._replicated.create_upload(draft, context=context)
             if not self._versions.has_bucket(operation.bucket) or not self._versions.is_of_current_bucket(
                 upload
             ):

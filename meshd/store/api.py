@@ -288,23 +288,9 @@ class StoreWriter(Protocol):
         """
         ...
 
-    async def create_upload(
-        self,
-        bucket: str,
-        key: str,
-        *,
-        headers: dict[str, str] | None = None,
-        metadata: dict[str, str] | None = None,
-        checksum_algorithm: str = "",
-        checksum_type: str = "",
-        owner: str = "",
-        tags: dict[str, str] | None = None,
-        acl: Acl | None = None,
-        born: int = 0,
-        context: WriteContext = INTERNAL_WRITE,
-    ) -> Upload:
-        """Begins a multipart upload. Ids rise with time, so a listing orders the uploads of a key by
-        start."""
+    async def create_upload(self, draft: Upload, *, context: WriteContext = INTERNAL_WRITE) -> Upload:
+        """Begins a multipart upload; `draft` has no id yet. Ids rise with time, so a listing orders the
+        uploads of a key by start."""
         ...
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> ObjectWriter:

@@ -33,7 +33,7 @@ from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index
 from meshd.store.integrity.quarantine import Quarantine, require_not_quarantined
 from meshd.store.integrity.scrub import Scrub
-from meshd.store.records import INTERNAL_WRITE, NULL, Removed, Upload, WriteContext
+from meshd.store.records import INTERNAL_WRITE, NULL, Removed, WriteContext
 from meshd.store.replica.inventory import RaiseWriteFence, ReplicaInventory
 from meshd.store.replica.replica_mutations import ack_if_known, mutation_for
 from meshd.store.replica.replica_writer import DiskReplicaWriter
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from meshd.config import StoreSettings
     from meshd.store.disks.startup_recovery import MissingDiskPolicy
-    from meshd.store.records import Meta, NewObject, Record
+    from meshd.store.records import Meta, NewObject, Record, Upload
     from meshd.store.replica.changes import Applied, Change
     from meshd.util.clock import Clock
     from meshwire.http_values.conditional_requests import Conditions
@@ -219,35 +219,8 @@ class Store(DiskStoreReader):
 
     # uploads ----------------------------------------------------------------------------------------------
 
-    async def create_upload(
-        self,
-        bucket: str,
-        key: str,
-        *,
-        headers: dict[str, str] | None = None,
-        metadata: dict[str, str] | None = None,
-        checksum_algorithm: str = "",
-        checksum_type: str = "",
-        owner: str = "",
-        tags: dict[str, str] | None = None,
-        acl: Acl | None = None,
-        born: int = 0,
-        context: WriteContext = INTERNAL_WRITE,
-    ) -> Upload:
-        upload = Upload(
-            "",
-            bucket,
-            key,
-            headers or {},
-            metadata or {},
-            checksum_algorithm,
-            checksum_type,
-            owner,
-            tags=tags or {},
-            acl=acl,
-            born=born,
-        )
-        created: Upload = await self._submit(CreateUpload(upload), context)
+    async def create_upload(self, draft: Upload, *, context: WriteContext = INTERNAL_WRITE) -> Upload:
+        created: Upload = await self._submit(CreateUpload(draft), context)
         return created
 
     def part_writer(self, upload: Upload, number: int, size: int | None) -> DiskObjectWriter:

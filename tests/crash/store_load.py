@@ -20,7 +20,7 @@ from awscrt import checksums
 
 from meshd.config import StoreSettings
 from meshd.store.errors import ConditionFailedError
-from meshd.store.records import Meta, NewObject
+from meshd.store.records import Meta, NewObject, Upload
 from meshd.store.store import Store
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock
@@ -128,7 +128,7 @@ class Load:
 
     async def upload(self, key: str, version: str) -> None:
         data = content(version) + content(f"{version}+")
-        upload = await self.store.create_upload("b", key)
+        upload = await self.store.create_upload(Upload("", "b", key))
         cut = len(data) // 3
         for number, piece in enumerate((data[:cut], data[cut:]), start=1):
             writer = self.store.part_writer(upload, number, len(piece))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshd.store.errors import CorruptExtentError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -46,7 +46,7 @@ def _fill(place: Path) -> None:
         with closing(Store.open(settings(place), writer="s", clock=SystemClock())) as store:
             for key in ("small", "large", "sound"):
                 await put_object(store, key, KEYS[key], size=len(KEYS[key]))
-            upload = await store.create_upload("b", "parts")
+            upload = await store.create_upload(Upload("", "b", "parts"))
             await put_part(store, upload, 1, KEYS["parts"][:LARGE])
             await put_part(store, upload, 2, KEYS["parts"][LARGE:])
             await store.complete_upload(upload, [1, 2], Meta("parts"))

@@ -30,7 +30,7 @@ from meshd.process.wiring.services import peer_services, server_services
 from meshd.rpc.peer_client import PeerClient
 from meshd.server.http_server import build_server
 from meshd.server.request import flush_request_counters
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.telemetry import metrics
 from meshd.telemetry.audit_log import AuditEntry
@@ -199,7 +199,7 @@ class Pair:
         await self.store.delete("kept", "gone", versioning="Enabled")
 
     async def _assemble(self) -> None:
-        upload = await self.store.create_upload("bench", "parts")
+        upload = await self.store.create_upload(Upload("", "bench", "parts"))
         for number in (1, 2):
             writer = self.store.part_writer(upload, number, len(BODY))
             await writer.write(BODY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from awscrt import checksums
@@ -37,7 +37,6 @@ from meshd.store.records import (
     Removed,
     Span,
     StoreStats,
-    Upload,
     UploadedPart,
     UploadPage,
 )
@@ -49,7 +48,15 @@ from tests.support.reference_versions import MemoryVersions, is_in, roll
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
-    from meshd.store.records import Meta, NewObject, Page, StoreChanges, VersionPage, WriteContext
+    from meshd.store.records import (
+        Meta,
+        NewObject,
+        Page,
+        StoreChanges,
+        Upload,
+        VersionPage,
+        WriteContext,
+    )
     from meshd.store.replica.changes import Applied, Change
     from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
@@ -405,13 +412,11 @@ class MemoryStore:
 
     # uploads --------------------------------------------------------------------------------------------
 
-    async def create_upload(
-        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
-    ) -> Upload:
-        known = {name: value for name, value in about.items() if value is not None}
-        upload_id = f"{self._stamp(context):016x}{0:016x}"
-        upload = Upload(upload_id, bucket, key, initiated=self._clock.now_ms(), stamp=int(upload_id[:16], 16))
-        upload = self._uploads[upload_id] = msgspec.structs.replace(upload, **known)
+    async def create_upload(self, draft: Upload, *, context: WriteContext = INTERNAL_WRITE) -> Upload:
+        stamp, now = self._stamp(context), self._clock.now_ms()
+        upload_id = f"{stamp:016x}{0:016x}"
+        upload = msgspec.structs.replace(draft, upload_id=upload_id, initiated=now, stamp=stamp)
+        self._uploads[upload_id] = upload
         self._parts[upload_id] = {}
         return upload
 

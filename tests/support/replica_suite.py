@@ -21,7 +21,7 @@ from meshd.store.errors import (
     StoreClosedError,
     StoreError,
 )
-from meshd.store.records import NO_DEADLINE, NULL, Meta, Record, WriteContext
+from meshd.store.records import NO_DEADLINE, NULL, Meta, Record, Upload, WriteContext
 from meshd.store.replica.changes import (
     Amended,
     Change,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Removed, Upload, UploadedPart
+    from meshd.store.records import Removed, UploadedPart
     from meshwire.s3.bucket_settings import Versioning
 
 _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Change)
@@ -146,7 +146,7 @@ class ReferencePrimary:
         return record
 
     async def begin(self, key: str) -> Upload:
-        upload = await self.store.create_upload("b", key, metadata={"a": "ö"}, owner="me")
+        upload = await self.store.create_upload(Upload("", "b", key, metadata={"a": "ö"}, owner="me"))
         self.changes.append((UploadBegun(upload), b""))
         return upload
 
@@ -422,7 +422,7 @@ class ReplicaSuite:
 
     def test_what_an_older_map_decided_is_committed_by_the_newer_one(self) -> None:
         async def check(store: ObjectStore, _: ReferencePrimary) -> None:
-            upload = await store.create_upload("b", "upload")
+            upload = await store.create_upload(Upload("", "b", "upload"))
             for size in (0, 10, LARGE):
                 for conditions in (None, Conditions(if_none_match=("*",))):
                     await _committed_later(store, f"{size}-{conditions}", b"x" * size, conditions)

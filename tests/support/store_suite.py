@@ -21,7 +21,7 @@ from meshd.store.errors import (
     StaleEpochError,
     StoreClosedError,
 )
-from meshd.store.records import RESERVED_BUCKET, Meta, Part, Removed, WriteContext
+from meshd.store.records import RESERVED_BUCKET, Meta, Part, Removed, Upload, WriteContext
 from meshwire.cluster import slot_of
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.store_calls import (
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Upload
 
 
 class StoreSuite(VersionSuite):
@@ -397,7 +396,7 @@ class StoreSuite(VersionSuite):
             for key in keys[::3]:
                 await store.delete("b", key, versioning="Enabled")
             for key in keys[::5]:
-                await store.create_upload("b", key)
+                await store.create_upload(Upload("", "b", key))
             for seed in range(4):
                 slots = bytes((n * 7 + seed) % 4 == 0 for n in range(16))
                 inside = [key for key in sorted(keys) if slots[slot_of("b", key, 16)]]
@@ -470,7 +469,9 @@ class StoreSuite(VersionSuite):
 
     def test_an_upload_becomes_an_object(self) -> None:
         async def check(store: ObjectStore) -> None:
-            upload = await store.create_upload("b", "k", headers={"content-type": "x"}, owner="me")
+            upload = await store.create_upload(
+                Upload("", "b", "k", headers={"content-type": "x"}, owner="me")
+            )
             assert store.get_upload("b", "k", upload.upload_id) == upload
             assert store.get_upload("b", "other", upload.upload_id) is None
             assert not store.is_empty("b")
@@ -502,7 +503,7 @@ class StoreSuite(VersionSuite):
 
     def test_a_refused_completion_leaves_the_upload(self) -> None:
         async def check(store: ObjectStore) -> None:
-            upload = await store.create_upload("b", "k")
+            upload = await store.create_upload(Upload("", "b", "k"))
             part = await put_part(store, upload, 1, b"one")
             error = await error_of(InvalidPartError, store.complete_upload(upload, [1, 2], Meta("e")))
             assert error.number == 2
@@ -517,7 +518,7 @@ class StoreSuite(VersionSuite):
 
     def test_an_aborted_upload_is_gone(self) -> None:
         async def check(store: ObjectStore) -> None:
-            upload = await store.create_upload("b", "k")
+            upload = await store.create_upload(Upload("", "b", "k"))
             await put_part(store, upload, 1, bytes(LARGE))
             await store.abort_upload(upload)
             await error_of(NoSuchUploadError, store.abort_upload(upload))
@@ -529,7 +530,7 @@ class StoreSuite(VersionSuite):
     def test_uploads_are_listed_in_order(self) -> None:
         async def check(store: ObjectStore) -> None:
             keys = ["a", "a", "b/1", "b/2", "b/2", "c", "x" * 1000]
-            made = [await store.create_upload("b", key) for key in reversed(keys)]
+            made = [await store.create_upload(Upload("", "b", key)) for key in reversed(keys)]
             made.sort(key=lambda upload: (upload.key.encode(), upload.upload_id))
             assert list(store.list_uploads("b").uploads) == made
             rolled = store.list_uploads("b", delimiter="/")

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, NoSuchVersionError
-from meshd.store.records import NULL, Meta, Removed
+from meshd.store.records import NULL, Meta, Removed, Upload
 from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.bucket_settings import Acl, Grant
 from tests.support.store_calls import LARGE, error_of, fake_etag, put_object, put_part
@@ -204,7 +204,9 @@ class VersionSuite:
                 await put_object(store, "k", b"new", versioning=ON)
                 copy = await store.link("b", "k", old, Meta("copied"), versioning=ON)  # an old one on top
                 assert copy.version
-                upload = await store.create_upload("b", "k", tags={"t": "1"}, acl=Acl("public-read"))
+                upload = await store.create_upload(
+                    Upload("", "b", "k", tags={"t": "1"}, acl=Acl("public-read"))
+                )
                 assert store.get_upload("b", "k", upload.upload_id) == upload
                 assert (upload.tags, upload.acl) == ({"t": "1"}, Acl("public-read"))
                 await put_part(store, upload, 1, data)

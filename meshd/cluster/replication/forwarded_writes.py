@@ -299,7 +299,7 @@ class ForwardedWriteHandlers:
             )
             return WriteResult(without_local_fields(record))
         if isinstance(asked, CreateUploadRequest):
-            upload = await self._begin_upload(asked.about, context)
+            upload = await replicated.create_upload(asked.about, context=context)
             return WriteResult(upload=upload_without_local_fields(upload))
         found = self._store.get_upload(asked.bucket, asked.key, asked.upload_id)
         if found is None:
@@ -331,21 +331,6 @@ class ForwardedWriteHandlers:
             )
         return await replicated.delete_version(
             bucket, key, asked.version, conditions=conditions, context=context
-        )
-
-    async def _begin_upload(self, about: Upload, context: WriteContext) -> Upload:
-        return await self._replicated.create_upload(
-            about.bucket,
-            about.key,
-            headers=about.headers,
-            metadata=about.metadata,
-            checksum_algorithm=about.checksum_algorithm,
-            checksum_type=about.checksum_type,
-            owner=about.owner,
-            tags=about.tags,
-            acl=about.acl,
-            born=about.born,
-            context=context,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from meshd.cluster.replication.forwarded_writes import (
     AbortUploadRequest,
@@ -79,16 +79,14 @@ class ReplicatedUploads:
             self.forwarder.run_on_primary(request.bucket, request.key, decided, there, context)
         )
 
-    async def create_upload(
-        self, bucket: str, key: str, *, context: WriteContext = INTERNAL_WRITE, **about: Any
-    ) -> Upload:
+    async def create_upload(self, draft: Upload, *, context: WriteContext = INTERNAL_WRITE) -> Upload:
         def act(fenced: WriteContext) -> Awaitable[Upload]:
-            return self._store.create_upload(bucket, key, **about, context=fenced)
+            return self._store.create_upload(draft, context=fenced)
 
-        said = {name: value for name, value in about.items() if value is not None}
-        request = CreateUploadRequest(Upload("", bucket, key, **said))
-        here = partial(self._begin, bucket, key, act, context)
-        return await self._run_on_primary(request, here, WriteResult.require_upload, context)
+        here = partial(self._begin, draft.bucket, draft.key, act, context)
+        return await self._run_on_primary(
+            CreateUploadRequest(draft), here, WriteResult.require_upload, context
+        )
 
     async def _begin(self, bucket: str, key: str, act: WriteAction[Upload], context: WriteContext) -> Upload:
         upload = await self.primary.run_as_primary(bucket, key, act, context)

@@ -13,7 +13,7 @@ from meshd.cluster.replication.replicated_store import ReplicatedWriter
 from meshd.store.errors import (
     NotReplicatedError,
 )
-from meshd.store.records import Meta, WriteContext
+from meshd.store.records import Meta, Upload, WriteContext
 from meshwire.cluster.transitions import (
     cancel_drain,
     drain_node,
@@ -37,7 +37,7 @@ from tests.support.store_calls import error_of, fake_etag, new_object, put_objec
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from meshd.store.records import Record, Upload
+    from meshd.store.records import Record
     from meshwire.cluster import ClusterMap
     from tests.support.mesh_nodes import Running
 
@@ -50,7 +50,7 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
         decider = decider_of(nodes, "b", "k")
         store, name = decider.node.replicated_store, decider.node.settings.node_id
         other = next(node for node in nodes if node is not decider).node.settings.node_id
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         await put_object(store, "k", b"kept")
         version = decider.node.mesh.current_map().version
         await change_map(
@@ -64,7 +64,7 @@ def test_nothing_is_done_for_a_caller_that_was_marked_away(gone: str) -> None:
                 await error_of(NotReplicatedError, put_object(store, "k", data, size=size, context=old))
             await error_of(NotReplicatedError, store.delete("b", "k", context=old))
             await error_of(NotReplicatedError, store.amend("b", "k", None, tags={"a": "b"}, context=old))
-            await error_of(NotReplicatedError, store.create_upload("b", "k", context=old))
+            await error_of(NotReplicatedError, store.create_upload(Upload("", "b", "k"), context=old))
             await error_of(NotReplicatedError, store.abort_upload(upload, context=old))
             owners_alike(nodes, "k", b"kept")
 
@@ -235,7 +235,7 @@ def test_a_write_that_was_committed_before_an_absence_is_not_acknowledged_after_
         former = decider_of(nodes, "b", "k")
         store, name = shared_store(former), former.node.settings.node_id
         heir = next(node for node in nodes if node is not former)
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         first = await put_object(store, "k", b"first")
         context = WriteContext(name, former.node.mesh.current_map().version)
         call_typed, returned = former.peers.call_typed, asyncio.Event()

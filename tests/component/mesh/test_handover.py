@@ -18,7 +18,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StaleEpochError,
 )
-from meshd.store.records import Meta, WriteContext
+from meshd.store.records import Meta, Upload, WriteContext
 from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
@@ -28,7 +28,6 @@ from tests.support.store_calls import error_of, fake_etag, put_object, put_part
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from meshd.store.records import Upload
     from meshwire.cluster import Node
     from meshwire.s3.bucket_settings import Versioning
     from tests.support.mesh_nodes import Running
@@ -201,7 +200,7 @@ def test_a_former_decider_of_an_earlier_release_is_not_waited_for(monkeypatch: p
 
 async def _upload(node: Running) -> Upload:
     """An upload with one part, which all owners have."""
-    upload = await shared_store(node).create_upload("b", "k")
+    upload = await shared_store(node).create_upload(Upload("", "b", "k"))
     await put_part(shared_store(node), upload, 1, b"part")
     return upload
 
@@ -272,8 +271,8 @@ def test_the_version_that_an_upload_became_is_handed_over_before_its_end() -> No
 def test_an_upload_that_only_the_former_decider_lists_is_known_to_the_new_one() -> None:
     async def test(back: Running, other: Running) -> None:
         fenced = WriteContext(epoch=other.node.mesh.current_map().version)
-        upload = await other.node.store.create_upload("b", "k", context=fenced)
-        longer = await other.node.store.create_upload("b", "k/longer", context=fenced)
+        upload = await other.node.store.create_upload(Upload("", "b", "k"), context=fenced)
+        longer = await other.node.store.create_upload(Upload("", "b", "k/longer"), context=fenced)
         await _up(back, other)
         await shared_store(back).abort_upload(upload)
         for node in (back, other):

@@ -20,7 +20,7 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.process.wiring.cluster import rebalancer
 from meshd.store.engine.compaction import PruneTombstones
 from meshd.store.errors import StaleEpochError
-from meshd.store.records import Meta, WriteContext
+from meshd.store.records import Meta, Upload, WriteContext
 from meshwire.cluster import routes, transitions
 from tests.support.mesh_nodes import running_nodes
 from tests.support.store_calls import put_object, put_part
@@ -124,7 +124,7 @@ def test_what_replicas_missed_is_repaired() -> None:
         await found.write("versioned", b"v", versioning="Enabled")
         decider = routes(found.map(), 2).route_of_key("b", "up").primary
         assert decider is not None
-        upload = await found.store(decider.node_id).create_upload("b", "up")
+        upload = await found.store(decider.node_id).create_upload(Upload("", "b", "up"))
         await put_part(found.store(decider.node_id), upload, 3, b"part" * 1000)
         for one in found.rebalancers.values():
             await one.run_repair_round()
@@ -143,7 +143,7 @@ async def _cut_off(found: World, number: int) -> None:
 
     begun = {}
     for key in ("ended", "whole", "parts"):
-        begun[key] = await primary_of(f"{key}{number}").create_upload("b", f"{key}{number}")
+        begun[key] = await primary_of(f"{key}{number}").create_upload(Upload("", "b", f"{key}{number}"))
         await put_part(primary_of(f"{key}{number}"), begun[key], 1, b"part" * 1000)
     old = await put_object(primary_of(f"v{number}"), f"v{number}", b"old", versioning="Enabled")
     for one in found.rebalancers.values():
@@ -157,7 +157,7 @@ async def _cut_off(found: World, number: int) -> None:
     await primary_of(f"ended{number}").abort_upload(begun["ended"])
     await primary_of(f"whole{number}").complete_upload(begun["whole"], (1,), Meta("whole-1"))
     await put_part(primary_of(f"parts{number}"), begun["parts"], 2, b"more" * 1000)
-    await primary_of(f"begun{number}").create_upload("b", f"begun{number}")
+    await primary_of(f"begun{number}").create_upload(Upload("", "b", f"begun{number}"))
 
 
 def test_what_a_start_has_cut_off_is_at_all_owners() -> None:
@@ -210,7 +210,7 @@ def test_a_large_object_and_its_parts_come_over() -> None:
         decider = routes(found.map(), 2).route_of_key("b", "big").primary
         assert decider is not None
         store = found.store(decider.node_id)
-        upload = await store.create_upload("b", "big")
+        upload = await store.create_upload(Upload("", "b", "big"))
         for number in (1, 2):
             await put_part(store, upload, number, bytes([number]) * (5 << 20))
         record = await store.complete_upload(upload, [1, 2], Meta("whole"))

@@ -16,7 +16,7 @@ from meshd.store.errors import (
     NoSuchVersionError,
     StaleEpochError,
 )
-from meshd.store.records import INTERNAL_WRITE, Meta, WriteContext
+from meshd.store.records import INTERNAL_WRITE, Meta, Upload, WriteContext
 from meshwire.cluster.transitions import mark_node_away, set_node_weight
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import among, change_map, decider_of, owners_alike, shared_store
@@ -77,7 +77,7 @@ def test_bytes_that_came_while_another_node_became_the_decider_are_decided_by_th
         body = os.urandom(size)
         former = decider_of(nodes, "b", "k")
         one, two = (former.node.replicated_store.writer("b", "k", size=size) for _ in range(2))
-        upload = await former.node.replicated_store.create_upload("b", "k")
+        upload = await former.node.replicated_store.create_upload(Upload("", "b", "k"))
         part = former.node.replicated_store.part_writer(upload, 1, size)
         for writer in (one, two, part):
             await writer.write(body)
@@ -119,7 +119,7 @@ def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
         owners_alike(nodes, "k", None)
         await store.link("b", "k", source, Meta("copied"))
         owners_alike(nodes, "k", b"source")
-        upload = await store.create_upload("b", "k", tags={"c": "d"})
+        upload = await store.create_upload(Upload("", "b", "k", tags={"c": "d"}))
         heir = decider_of(nodes, "b", "k").node.store
         assert heir.get_upload("b", "k", upload.upload_id) is not None
         assert await store.abort_upload(upload)
@@ -134,7 +134,7 @@ def test_what_needs_no_bytes_is_decided_by_the_new_decider() -> None:
 def test_a_copy_of_what_was_uploaded_in_parts_is_of_these_parts_at_the_new_decider(size: int) -> None:
     async def test(nodes: list[Running]) -> None:
         store, body = decider_of(nodes, "b", "k").node.replicated_store, os.urandom(size)
-        upload = await store.create_upload("b", "source")
+        upload = await store.create_upload(Upload("", "b", "source"))
         for number, data in ((1, body), (2, b"last")):
             await put_part(store, upload, number, data)
         etags = (fake_etag(body), fake_etag(b"last"))
@@ -173,7 +173,7 @@ def test_an_earlier_map_decides_nothing_after_a_later_one() -> None:
         await error_of(StaleEpochError, put_object(store, "other", b"late", conditions=absent, context=late))
         await error_of(StaleEpochError, store.delete("b", "k", context=late))
         await error_of(StaleEpochError, store.amend("b", "k", None, tags={"a": "b"}, context=late))
-        await error_of(StaleEpochError, store.create_upload("b", "k", context=late))
+        await error_of(StaleEpochError, store.create_upload(Upload("", "b", "k"), context=late))
         await put_object(store, "own", b"without")
         record = store.get("b", "k")
         assert record is not None

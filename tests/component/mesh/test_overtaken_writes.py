@@ -19,7 +19,7 @@ from meshd.store.errors import (
     NoSuchUploadError,
     NotReplicatedError,
 )
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Upload
 from meshd.telemetry import metrics
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, decider_of, running_nodes, shared_store
@@ -299,7 +299,7 @@ def test_a_deletion_is_not_entered_again_over_a_write_that_followed_it() -> None
 def test_an_overtaken_part_waits_until_the_other_owner_has_its_successor(how: str, size: int) -> None:
     async def test(pair: Pair) -> None:
         store = pair.store
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         await put_part(store, upload, 1, b"1" * size)
         await pair.refuse()
         part = await pair.begin(put_part(store, upload, 2, b"2" * size))
@@ -331,7 +331,7 @@ def test_a_completed_version_is_there_before_the_end_of_its_upload_is() -> None:
 
     async def test(pair: Pair) -> None:
         store = pair.store
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         await put_part(store, upload, 1, b"1")
         done = await pair.here.complete_upload(upload, (1,), Meta("whole-1"), versioning="Enabled")
         await put_object(pair.here, "k", b"newer", versioning="Enabled")

@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from meshd.cluster.replication import batched_puts, replicator
 from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
-from meshd.store.records import Meta, Record, UploadedPart, WriteContext
+from meshd.store.records import Meta, Record, Upload, UploadedPart, WriteContext
 from meshd.store.replica.changes import Amended, PartOf, without_local_fields
 from meshd.telemetry import metrics
 from meshwire.cluster.transitions import drain_node, join_node, mark_node_away, set_node_weight
@@ -287,7 +287,7 @@ def test_an_upload_goes_on_with_another_decider() -> None:
     async def test(nodes: list[Running]) -> None:
         decider = decider_of(nodes, "b", "k")
         store = decider.node.replicated_store
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         await put_part(store, upload, 1, b"a" * LARGE)
         await change_map(nodes, lambda cluster: mark_node_away(cluster, decider.node.settings.node_id))
         heir = decider_of(nodes, "b", "k")
@@ -357,7 +357,7 @@ def test_a_part_is_above_the_one_that_an_earlier_primary_left_at_one_node() -> N
         primary = decider_of(nodes, "b", "k")
         other = next(node for node in nodes if node is not primary)
         store = shared_store(primary)
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         lost = UploadedPart(1, 4, "lost", {}, 0, (), upload.stamp + AHEAD)
         writer = other.node.store.replica_writer("b", "k", size=4)
         await writer.write(b"lost")
@@ -385,7 +385,7 @@ def test_replicas_make_the_object_of_the_parts_that_its_primary_chose(
 
     async def test(nodes: list[Running]) -> None:
         primary = decider_of(nodes, "b", "k").node
-        upload = await primary.replicated_store.create_upload("b", "k")
+        upload = await primary.replicated_store.create_upload(Upload("", "b", "k"))
         numbers = (1, 2) if change == "a part arrives" else (1,)
         await put_part(primary.replicated_store, upload, 1, b"one")
         complete, late = primary.store.complete_upload, b"two"

@@ -15,7 +15,7 @@ from meshd.core.document_store import RESERVED_BUCKET
 from meshd.objects.buckets import lifecycle_runner
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.store.errors import DiskFullError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshwire.s3.bucket_settings import LifecycleRule
 from tests.support.manual_clock import ManualClock
@@ -212,7 +212,7 @@ def test_uploads_by_rule_and_by_the_nodes_setting(world: World) -> None:
     async def check() -> None:
         await world.bucket(LifecycleRule("a", True, "soon/", abort_uploads_days=1))
         for bucket, key in ((NAME, "soon/k"), (NAME, "later/k"), (RESERVED_BUCKET, "plans/k")):
-            await world.store.create_upload(bucket, key)
+            await world.store.create_upload(Upload("", bucket, key))
         world.clock.advance(3 * DAY)
         assert await world.lifecycle.sweep() == Counter(upload=1)
         world.clock.advance(30 * DAY)
@@ -229,7 +229,7 @@ def test_the_reserved_bucket_is_left_alone_even_if_it_were_listed(world: World) 
         await world.buckets.create(
             Bucket(RESERVED_BUCKET, "ann", 0, lifecycle=(LifecycleRule("a", True, expire_days=1),))
         )
-        await world.store.create_upload(RESERVED_BUCKET, "plans/k")
+        await world.store.create_upload(Upload("", RESERVED_BUCKET, "plans/k"))
         world.clock.advance(99 * DAY)
         assert not await world.restarted(stale_upload_days=1).sweep()
 
@@ -245,7 +245,7 @@ def test_many_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(1 + number % 3):
                 await world.put(f"{number:02}")
         for number in range(50):
-            await world.store.create_upload(NAME, f"{number:02}")
+            await world.store.create_upload(Upload("", NAME, f"{number:02}"))
         world.clock.advance(3 * DAY)
         assert await world.restarted(1).sweep() == Counter(expire=30, upload=50)
         await world.rule(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from meshd.store.records import Upload
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.support.call_counts import Calls
@@ -115,7 +116,7 @@ def _numbered(method: str, prefix: str, body: bytes = b"") -> list[bytes]:
 
 
 def _parts(pair: Pair) -> list[bytes]:
-    upload = pair.loop.run_until_complete(pair.store.create_upload("bench", "big"))
+    upload = pair.loop.run_until_complete(pair.store.create_upload(Upload("", "bench", "big")))
     numbers = range(1, WARM + TIMES + 1)
     return [
         signed("PUT", f"/bench/big?partNumber={number}&uploadId={upload.upload_id}", BODY)

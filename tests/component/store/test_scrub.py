@@ -13,7 +13,7 @@ from meshd.core.document_store import RESERVED_BUCKET
 from meshd.datasets.archives.archive_service import LocalArchives
 from meshd.documents.garbage_collector import DamagedDocuments
 from meshd.store.errors import CorruptExtentError, InvalidPartError, QuarantinedError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.replica.changes import without_local_fields
 from meshd.store.replica.inventory import HeldVersion
 from meshd.store.store import Store
@@ -153,14 +153,14 @@ def test_a_restored_version_is_the_same_and_a_rebuild_believes_it(tmp_path: Path
 def test_multipart_objects_copies_versions_and_parts(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         bodies = [b"1" * LARGE, b"2" * 1000]
-        upload = await store.create_upload("b", "whole")
+        upload = await store.create_upload(Upload("", "b", "whole"))
         for number, body in enumerate(bodies, 1):
             await put_part(store, upload, number, body)
         whole = await store.complete_upload(upload, [1, 2], Meta("whole"))
         copy = await store.link("b", "copy", whole, Meta("copy"))
         old = await put_object(store, "v", b"old" * 100, versioning="Enabled")
         await put_object(store, "v", b"new" * 100, versioning="Enabled")
-        upload = await store.create_upload("b", "going")
+        upload = await store.create_upload(Upload("", "b", "going"))
         await put_part(store, upload, 1, b"p" * 2000)
         part = store.list_parts(upload).parts[0]
         assert await _scrub(store) == 0

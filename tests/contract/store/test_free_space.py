@@ -12,7 +12,7 @@ import pytest
 
 from meshd.config import StoreSettings
 from meshd.store.errors import DiskFullError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -163,7 +163,7 @@ def test_uploads_copies_and_compaction_use_the_disk_with_room(settings: StoreSet
         for key, body in bodies.items():
             await put_object(store, key, body)
         free.left["a"] = 0
-        upload = await store.create_upload("b", "u")
+        upload = await store.create_upload(Upload("", "b", "u"))
         for number in range(1, 5):
             await put_part(store, upload, number, bytes([number]) * LARGE)
         done = await store.complete_upload(upload, [1, 2, 3, 4], Meta("e-4"), versioning=ON)

@@ -22,6 +22,7 @@ from meshd.store.disks.layout import Disks
 from meshd.store.engine.member_header import ALIGNED, PAGE
 from meshd.store.errors import FormatError, StoreInUseError
 from meshd.store.index.index import Index
+from meshd.store.records import Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -294,7 +295,7 @@ def test_what_was_deleted_stays_deleted_until_nothing_could_bring_it_back(tmp_pa
     async def doing(store: Store) -> None:
         await put_object(store, "stays", bytes(10_000))
         gone = await put_object(store, "gone", bytes(5_000))
-        upload = await store.create_upload("b", "upload")
+        upload = await store.create_upload(Upload("", "b", "upload"))
         await put_object(store, "fills", bytes(20_000))
         await put_object(store, "in the next file", b"")
         await store.delete("b", "gone")

@@ -17,7 +17,7 @@ from meshd.config import StoreSettings
 from meshd.store.engine.file_scan import DataFileScan
 from meshd.store.errors import CorruptExtentError, DiskFailedError, DiskFullError
 from meshd.store.index.index import Index
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from meshd.store.records import Record, Upload
+    from meshd.store.records import Record
 
 
 @pytest.fixture
@@ -81,7 +81,10 @@ async def stock(store: Store) -> Stock:
     old = await put_object(store, "k", b"old" * 100, versioning=ON)
     await put_object(store, "k", os.urandom(LARGE), versioning=ON)
     await put_object(store, "plain", b"plain")
-    upload, other = await store.create_upload("b", "u"), await store.create_upload("b", "u")
+    upload, other = (
+        await store.create_upload(Upload("", "b", "u")),
+        await store.create_upload(Upload("", "b", "u")),
+    )
     await put_part(store, upload, 1, os.urandom(LARGE))
     await put_part(store, upload, 2, b"tail")
     return Stock(old, upload, other)
@@ -100,7 +103,7 @@ WRITES: dict[str, Any] = {
     "part large": lambda store, has: put_part(store, has.upload, 3, bytes(LARGE)),
     "complete": lambda store, has: store.complete_upload(has.upload, [1, 2], Meta("e-2"), versioning=ON),
     "abort": lambda store, has: store.abort_upload(has.other),
-    "create upload": lambda store, _: store.create_upload("b", "new"),
+    "create upload": lambda store, _: store.create_upload(Upload("", "b", "new")),
     "link": lambda store, has: store.link("b", "plain", has.old, Meta("e")),
     "amend": lambda store, has: store.amend("b", "k", has.old.version, tags={"t": "1"}),
     "mark": lambda store, _: store.delete("b", "k", versioning=OFF),
@@ -242,7 +245,7 @@ def test_a_rebuild_keeps_a_file_that_cannot_be_read(settings: StoreSettings) -> 
 
 
 async def _upload(store: Store, key: str) -> None:
-    upload = await store.create_upload("b", key)
+    upload = await store.create_upload(Upload("", "b", key))
     for number in (1, 2):
         await put_part(store, upload, number, os.urandom(LARGE))
     await store.complete_upload(upload, [1, 2], Meta("whole"))
@@ -330,7 +333,7 @@ def test_thousands_of_abandoned_uploads_cost_what_is_asked_for(settings: StoreSe
         for first in range(0, 5000, 500):
             names = [f"k{number % 50:02}/{number:05}" for number in range(first, first + 500)]
             uploads = await asyncio.gather(
-                *[store.create_upload("b", name, metadata={"m": "x" * 200}) for name in names]
+                *[store.create_upload(Upload("", "b", name, metadata={"m": "x" * 200})) for name in names]
             )
             await asyncio.gather(*[put_part(store, upload, 1, b"part") for upload in uploads])
 

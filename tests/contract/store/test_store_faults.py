@@ -25,7 +25,7 @@ from meshd.store.errors import (
     NoSuchUploadError,
     StoreClosedError,
 )
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -121,7 +121,7 @@ def _listing(settings: StoreSettings) -> Any:
 
 def test_one_of_a_group_that_cannot_be_kept_does_not_harm_the_others(settings: StoreSettings) -> None:
     async def doing(store: Store) -> None:
-        gone = await store.create_upload("b", "u")
+        gone = await store.create_upload(Upload("", "b", "u"))
         await store.abort_upload(gone)
         results = await asyncio.gather(
             put_object(store, "a", b"1"),

@@ -21,7 +21,7 @@ from meshd.store.disks.layout import Disks, find_disks
 from meshd.store.errors import DiskFailedError
 from meshd.store.index.index import Index, object_key
 from meshd.store.index.ordered_table import slot_filter
-from meshd.store.records import NULL, Meta, Part
+from meshd.store.records import NULL, Meta, Part, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
@@ -210,7 +210,7 @@ def test_compaction_moves_every_version(settings: StoreSettings) -> None:
         await store.amend("b", "k", made[1].version, tags={"t": "1"})
         await store.link("b", "k", made[0], Meta("copy"), versioning=ON)
         parted = [await put_parted(store, "k", size) for size in (500, LARGE)][::-1]
-        upload = await store.create_upload("b", "k")
+        upload = await store.create_upload(Upload("", "b", "k"))
         await put_part(store, upload, 1, b"part" * 500)
         await put_part(store, upload, 2, os.urandom(LARGE))
         done = await store.complete_upload(upload, [1, 2], Meta("copy"), versioning=ON)

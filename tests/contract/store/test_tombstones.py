@@ -11,7 +11,7 @@ import pytest
 from meshd.config import StoreSettings
 from meshd.store.index.index import Index, object_key
 from meshd.store.index.tombstones import Tombstones, tombstones_complete_since, tombstones_of_name
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -57,9 +57,9 @@ async def remove_all_kinds(store: Store) -> list[str]:
     await store.delete("b", "k")
     record = await put_object(store, "k", b"versioned", versioning=ON)
     await store.delete_version("b", "k", record.version)
-    aborted = await store.create_upload("b", "k")
+    aborted = await store.create_upload(Upload("", "b", "k"))
     await store.abort_upload(aborted)
-    completed = await store.create_upload("b", "k")
+    completed = await store.create_upload(Upload("", "b", "k"))
     await put_part(store, completed, 1, b"part")
     await store.complete_upload(completed, [1], Meta("whole"))
     await put_object(store, "k2", b"another")

@@ -24,7 +24,7 @@ from meshd.cluster.rebalance.sync_source import (
 )
 from meshd.config import StoreSettings
 from meshd.store.errors import StoreError
-from meshd.store.records import Meta
+from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from tests.support.bounded_wait import WAIT_TIMEOUT
@@ -96,7 +96,7 @@ async def act(store: Store, step: Step) -> None:
         elif kind == "tag":
             await store.amend("b", key, None, tags={"n": str(number)})
         elif kind == "begin":
-            await store.create_upload("b", key)
+            await store.create_upload(Upload("", "b", key))
         elif uploads and kind == "part":
             await put_part(store, uploads[0], number, bytes([number]) * 9)
         elif uploads and kind == "complete":

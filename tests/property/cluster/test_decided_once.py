@@ -28,7 +28,7 @@ from meshd.store.errors import (
     NotReplicatedError,
     StoreError,
 )
-from meshd.store.records import Meta, WriteContext
+from meshd.store.records import Meta, Upload, WriteContext
 from meshwire.cluster.transitions import join_node, mark_complete, mark_node_away
 from meshwire.http_values.conditional_requests import Conditions
 from tests.support.mesh_nodes import accept_map, change_map, decider_of, running_nodes, shared_store
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from meshd.rpc.peer_rpc import PeerCall
-    from meshd.store.records import Upload
     from meshwire.cluster import Node
     from meshwire.s3.bucket_settings import Versioning
     from tests.support.mesh_nodes import Running
@@ -247,7 +246,7 @@ def test_an_upload_ends_once(first: int, monkeypatch: pytest.MonkeyPatch) -> Non
         draw, key = schedule.draw, schedule.key
         versioning: Versioning = draw.choice(("", "Enabled"))
         store = decider_of(schedule.nodes, "b", key).node.replicated_store
-        upload = await store.create_upload("b", key)
+        upload = await store.create_upload(Upload("", "b", key))
         await _put_part(store, upload, BODIES[0], WriteContext())
 
         def ask(kind: str) -> Awaitable[None]:

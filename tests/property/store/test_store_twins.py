@@ -17,7 +17,7 @@ from meshd.config import StoreSettings
 from meshd.store.disks.layout import Disks, find_disks
 from meshd.store.errors import StoreError
 from meshd.store.index.index import Index
-from meshd.store.records import NULL, Meta
+from meshd.store.records import NULL, Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import IndexRebuilder, rebuild_index
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.store.api import ObjectStore
-    from meshd.store.records import Record, Removed, Upload
+    from meshd.store.records import Record, Removed
     from meshwire.s3.bucket_settings import Versioning
 
 _KEYS = ["a", "a/", "a/b", "a/b/c", "a0", "b", "é/ü", "x" * 439, "x" * 440, "x" * 441 + "/", "x" * 900 + "/y"]
@@ -187,7 +187,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(target=uploads, key=KEYS)
     def create_upload(self, key: str) -> tuple[Any, Any]:
-        return self.both(lambda store, _: store.create_upload("b", key, owner="me"))
+        return self.both(lambda store, _: store.create_upload(Upload("", "b", key, owner="me")))
 
     @rule(upload=uploads, number=st.integers(1, 4), data=DATA)
     def put_part(self, upload: tuple[Upload, Upload], number: int, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshd.control.buckets import Bucket
+from meshd.store.records import Upload
 from meshwire.s3 import operations as ops
 from tests.support.object_fixtures import Desk, refusal, run
 
@@ -41,5 +42,5 @@ def test_an_upload_of_a_former_bucket_is_no_more(desk: Desk) -> None:
 
 def test_an_upload_without_a_birth_belongs_to_whoever_has_the_name(desk: Desk) -> None:
     """An earlier version began it."""
-    run(desk.store.create_upload("b", "old"))
+    run(desk.store.create_upload(Upload("", "b", "old")))
     assert shown(desk) == ["old"]
