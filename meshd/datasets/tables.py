@@ -170,6 +170,8 @@ class TableFiles:
         if options.masks:
             fields = with_masks(fields, first)
         resolved = resolve_fields(fields, first, parts[0].key)
+        if all(spec.kind != "bytes" for spec in fields.values()):
+            raise PlanError("ids", "these are all columns of the dataset: it needs another one, too")
         files = []
         for part, table in zip(parts, tables, strict=True):
             kept, url = None, f"s3://{source.bucket}/{part.key}"

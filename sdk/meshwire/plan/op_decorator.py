@@ -77,6 +77,7 @@ def op(
     function returns.
     """
 
+    _check_types((("input", input), ("output", output)), (("inputs", inputs), ("outputs", outputs)))
     if inputs and outputs and input is None and output is None:
         first, made = next(iter(inputs.values())), next(iter(outputs.values()))
     elif input is not None and output is not None and inputs is None and outputs is None:
@@ -103,6 +104,23 @@ def op(
         return function
 
     return mark
+
+
+def _check_types(single: tuple[tuple[str, object], ...], several: tuple[tuple[str, object], ...]) -> None:
+    for name, given in single:
+        if given is not None and not isinstance(given, ValueType):
+            raise TypeError(
+                f"{name}= is one type, such as image('h', 'w', 3), not a {type(given).__name__}; for several "
+                f"fields write {name}s={{…}}"
+            )
+    for name, given in several:
+        if given is not None and (
+            not isinstance(given, dict) or not all(isinstance(each, ValueType) for each in given.values())
+        ):
+            raise TypeError(
+                f"{name}= is a dictionary of types by the names of the parameters, such as {name}={{"
+                "'picture': image('h', 'w', 3), 'boxes': array('float32', (None, 4))}"
+            )
 
 
 def _arguments(function: Callable[..., Any], inputs: tuple[str, ...]) -> tuple[tuple[Argument, ...], bool]:

@@ -140,6 +140,11 @@ def test_masks_ids_and_lists(client: Client) -> None:
         assert row["walk"].dtype == "int16"
 
 
+def test_ids_alone_are_no_dataset(client: Client) -> None:
+    with pytest.raises(InvalidPlanError, match="ids: these are all columns of the dataset"):
+        mesh.open("s3://rows/v1", columns=["city"], ids=["city"], kind="table", client=client)
+
+
 def test_filter(client: Client) -> None:
     conditions = [("id", ">=", 5), ("price", "<", 200), ("city", "in", {"Rome", "Bonn"})]
     ds = mesh.open("s3://rows/v1", columns=["id"], filter=conditions, kind="table", client=client)

@@ -66,6 +66,17 @@ def test_signatures_that_say_too_little_are_refused() -> None:
         @op(input=BYTES, output=BYTES)
         def positional(value: Any, gain: float = 1.0) -> Any: ...
 
+    given: Any = {"a": image("h", "w", 3)}
+    with pytest.raises(
+        TypeError, match=r"input= is one type, .* not a dict; for several fields write inputs="
+    ):
+        op(input=given, output=BYTES)
+    for several in ((image("h", "w", 3), BYTES), {"a": "image"}):
+        wrong: Any = several
+        with pytest.raises(
+            TypeError, match="outputs= is a dictionary of types by the names of the parameters"
+        ):
+            op(inputs=given, outputs=wrong)
     with pytest.raises(TypeError, match="first parameter"):
 
         @op(input=BYTES, output=BYTES)
