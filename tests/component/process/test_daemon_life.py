@@ -292,7 +292,7 @@ def test_a_node_that_ends_is_not_ready_before_it_refuses_connections() -> None:
             assert client.get_object(Bucket="kept", Key="a")["Body"].read() == b"x"
         where = urllib.parse.urlsplit(daemon.endpoint)
         wait_until(lambda: _closed_to_newcomers(where.hostname, where.port))
-        assert daemon.wait() == 0
+        assert daemon.wait(60) == 0
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -301,7 +301,7 @@ def test_a_second_signal_ends_the_delay(second: signal.Signals) -> None:
         os.kill(daemon.pid, signal.SIGTERM)
         wait_until(lambda: get(daemon, "/-/ready")[0] == 503)
         os.kill(daemon.pid, second)
-        assert daemon.wait() == 0
+        assert daemon.wait(60) == 0
 
 
 @pytest.mark.usefixtures("executed")
