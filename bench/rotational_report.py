@@ -49,7 +49,7 @@ without a server and without decoding: in order, and {rotational_reads:,} of the
 LONG_TEXT: Final = """*A longer epoch* has {long:,} photographs: the same shards in copies. Every epoch waits
 once for the first block of its order, of which the first batch needs a row from nearly every place; the
 longer the epoch, the less that counts. *Eight batches ahead* is `connections=8` and `prefetch_bytes` for nine
-batches: while that block is read, twice as many rows can be built as with the default of four."""
+batches."""
 COMMAND: Final = """<!-- not run: mounts a disk, and takes minutes -->
 ```bash
 make bench ARGS="--only rotational"     # as root
