@@ -166,7 +166,7 @@ def test_from_the_first_cold_inode_on_several_are_read_at_a_time(
     monkeypatch: pytest.MonkeyPatch, *, cold: bool
 ) -> None:
     clock, threads = ManualClock(), dict[str, int]()
-    together = threading.Barrier(disk_reader._INODES_AT_A_TIME, timeout=30)
+    together = threading.Barrier(disk_reader._INODES_AT_A_TIME)
     reader = DiskReader(0, clock)
 
     def look_up(path: str) -> None:
@@ -174,7 +174,7 @@ def test_from_the_first_cold_inode_on_several_are_read_at_a_time(
         if path == "2" and cold:
             clock.advance(0.012)
         if cold and int(path) > 2:
-            together.wait()  # so many threads, or it never ends
+            together.wait(30)  # so many threads, or it never ends
 
     monkeypatch.setattr(disk_reader, "_read_inode", look_up)
     paths = [str(number) for number in range(3 + 2 * disk_reader._INODES_AT_A_TIME)]
