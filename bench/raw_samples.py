@@ -3,7 +3,8 @@
 The samples are lines of 60 bytes, shuffled, in batches of 1,024; with `--kind tar` members of archives, with
 `--op cast` they are read as arrays of numbers and cast by one column op. CPU seconds are those of all
 processes of the daemon, over two epochs. `--files 10 --lines 10000000 --bytes 16 --beside 10000` compares
-100,000,000 samples with 100,000, in turns: what a sample costs should not depend on their number.
+100,000,000 samples with 100,000, in turns: what a sample costs should not depend on their number. Each goes
+on where it was in the turn before, epoch after epoch.
 """
 
 from __future__ import annotations
@@ -27,12 +28,22 @@ from tests.support.archive_files import tar_of
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 _ROWS: Final = 1024  # unless --rows says otherwise
 _RATE, _OP_RATE, _CPU = 500_000, 300_000, 4.0
 """The bars: samples a second at least, without an op and with one; microseconds of CPU a sample at most,
 without an op."""
+_TURN: Final = 2000
+"""Batches of a turn of --beside."""
+_AHEAD: Final = 8 << 20
+_LEAD: Final = 400
+"""Bytes that a loader of --beside requests ahead, some 200 batches of small samples, and batches that are
+read before those that count: what is ready when a turn begins costs nothing in it. With the default, 256 MiB,
+a loader of many samples has thousands of batches prepared that no turn reads, and one of few samples those of
+its epoch alone.
+"""
+_IDLE: Final = 0.02  # seconds of CPU in a fifth of a second, below which a daemon does nothing
 _APART: Final = 10
 """The bar of --beside: per cent by which the rates differ at most."""
 
@@ -47,7 +58,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=("lines", "tar"), default="lines")
     parser.add_argument("--op", choices=("cast",), help="one column op: uint8 to float32")
     parser.add_argument("--rows", type=int, default=_ROWS, help="of a batch")
-    parser.add_argument("--batches", type=int, help="of each epoch; default: all")
+    parser.add_argument(
+        "--batches", type=int, help="of each epoch; default: all; of a turn of --beside: 2,000"
+    )
     parser.add_argument("--beside", type=int, metavar="LINES", help="compare with files of so many lines")
     parser.add_argument("--rounds", type=int, default=10, help="of --beside, after one that does not count")
     parser.add_argument("--workers", type=int, default=1)
@@ -104,7 +117,8 @@ def _loader(daemon: Daemon, bucket: str, lines: int, given: argparse.Namespace) 
         samples = samples.map(
             ops.frombuffer("text", "uint8", shape=[given.bytes - 1]), ops.cast("text", "float32")
         )
-    return mesh.Loader(samples, global_batch=given.rows, shuffle=True, seed=1)
+    ahead = None if given.beside is None else _AHEAD
+    return mesh.Loader(samples, global_batch=given.rows, shuffle=True, seed=1, prefetch_bytes=ahead)
 
 
 def _file(kind: str, numbers: Iterable[int], width: int) -> bytes:
@@ -119,6 +133,29 @@ def _read(daemon: Daemon, loader: mesh.Loader, epoch: int, batches: int | None, 
     count = rows * sum(1 for _ in itertools.islice(loader, batches))
     took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
     return _Reading(count, took, cpu, time.process_time() - own)
+
+
+def _epochs(loader: mesh.Loader) -> Iterator[mesh.Batch]:
+    """Yield the batches of one epoch after the other."""
+    for epoch in itertools.count():
+        loader.set_epoch(epoch)
+        yield from loader
+
+
+def _turn(daemon: Daemon, batches: Iterator[mesh.Batch], count: int) -> _Reading:
+    """Read so many batches, and then wait until the daemon has prepared those that follow."""
+    for _ in itertools.islice(batches, _LEAD):
+        pass
+    began, used, own = time.monotonic(), cpu_seconds(daemon.pid), time.process_time()
+    rows = sum(batch.rows for batch in itertools.islice(batches, count))
+    took, cpu = time.monotonic() - began, cpu_seconds(daemon.pid) - used
+    own = time.process_time() - own
+    busy = 1.0
+    while busy > _IDLE:
+        before = cpu_seconds(daemon.pid)
+        time.sleep(0.2)
+        busy = cpu_seconds(daemon.pid) - before
+    return _Reading(rows, took, cpu, own)
 
 
 def _tell(name: str, done: _Reading, given: argparse.Namespace) -> None:
@@ -139,13 +176,11 @@ def _compare(daemon: Daemon, given: argparse.Namespace) -> None:
         few: _loader(daemon, "few", given.beside, given),
         many: _loader(daemon, "many", given.lines, given),
     }
-    whole = given.files * min(given.beside, given.lines) // given.rows
-    batches = min(given.batches or whole, whole)
-    if batches < 1:
-        raise SystemExit("raw_samples: the smaller data set has not one whole batch; use a smaller --rows")
+    batches = given.batches or _TURN
+    streams = {name: _epochs(loader) for name, loader in loaders.items()}
     found = defaultdict[str, list[_Reading]](list)
     for number, name in turns("raw samples", loaders, given.rounds + 1, lambda _: None):
-        done = _read(daemon, loaders[name], number, batches, given.rows)
+        done = _turn(daemon, streams[name], batches)
         if number:  # the first round maps files and opens pages
             found[name].append(done)
     rates, costs = dict[str, float](), dict[str, float]()
