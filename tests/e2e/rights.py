@@ -8,16 +8,19 @@ server asks for it when a RoleBinding is made.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from lightkube.resources.rbac_authorization_v1 import ClusterRole, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.e2e.cluster_client import RealCluster
 
+_AWAY, _START = timedelta(seconds=30), timedelta(seconds=10)
+"""Without an event for so long, the API server was away; it has read all roles so long after its return."""
 ACCOUNTS = {"operator": "mesh-shardmesh-operator", "daemon": "shardmesh-daemon"}
 
 
@@ -39,10 +42,11 @@ def granted(cluster: RealCluster) -> dict[str, set[str]]:
 
 
 def used(log: Path) -> tuple[dict[str, set[str]], list[str]]:
-    """Return the rights that were used, for `operator` and `daemon`, and what was refused to them."""
+    """Return the rights that were used, for `operator` and `daemon`, and what was refused to them by an API
+    server that knew the roles: for a moment after its start, it refuses what they allow."""
     found: dict[str, set[str]] = {kind: set() for kind in ACCOUNTS}
     refused = set()
-    for event in _events(log):
+    for event, just_started in _events(log):
         account = event["user"]["username"].rpartition(":")[2]
         kinds = [kind for kind, name in ACCOUNTS.items() if name == account or account.endswith(f"-{kind}")]
         if not kinds or "objectRef" not in event:
@@ -52,7 +56,7 @@ def used(log: Path) -> tuple[dict[str, set[str]], list[str]]:
         name = right(event["verb"], resource, target.get("apiGroup", ""))
         code = event["responseStatus"].get("code")
         if code == 403:
-            refused.add(f"{kinds[0]}: {name}")
+            refused |= set() if just_started else {f"{kinds[0]}: {name}"}
             continue
         found[kinds[0]].add(name)
         if event["verb"] == "patch" and code == 201:  # server-side apply: the API server asks for both
@@ -65,9 +69,16 @@ def right(verb: str, resource: str, group: str) -> str:
     return f"{verb} {resource}" + (f".{group}" if group else "")
 
 
-def _events(log: Path) -> Iterable[dict[str, Any]]:
+def _events(log: Path) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the events of service accounts, and whether the API server had just started: after a silence, for
+    something asks it each second."""
+    last = started = datetime.min.replace(tzinfo=UTC)
     with log.open() as lines:
         for line in lines:
             event = json.loads(line)
+            now = datetime.fromisoformat(event["stageTimestamp"])
+            if now - last > _AWAY:
+                started = now
+            last = max(last, now)
             if event["user"].get("username", "").startswith("system:serviceaccount:"):
-                yield event
+                yield event, now - started < _START
