@@ -7,15 +7,21 @@ epoch, not cumulative.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-import keras
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.loader.loader import Loader
     from meshsdk.loader_stats import LoaderStats
+
+
+def _package() -> Any:
+    try:
+        return import_module("keras")
+    except ImportError as error:
+        raise ImportError("`keras` is not installed: pip install keras") from error
 
 
 def endless_tuples(loader: Loader, *fields: str) -> Iterator[tuple[Any, ...]]:
@@ -26,7 +32,7 @@ def endless_tuples(loader: Loader, *fields: str) -> Iterator[tuple[Any, ...]]:
         yield from batches
 
 
-class DataStats(keras.callbacks.Callback):
+class DataStats(_package().callbacks.Callback):  # type: ignore[misc]
     """Adds what a loader did in each epoch to the epoch's logs: samples per second, the share of time spent
     waiting, and on what (`LoaderStats.scalars`).
 
