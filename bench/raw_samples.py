@@ -144,7 +144,7 @@ def _epochs(loader: mesh.Loader) -> Iterator[mesh.Batch]:
 
 def _turn(daemon: Daemon, batches: Iterator[mesh.Batch], count: int) -> _Reading:
     """Read so many batches, and then wait until the daemon has prepared those that follow."""
-    for _ in itertools.islice(batches, _LEAD):
+    for _ in itertools.islice(batches, min(_LEAD, count)):
         pass
     began, used, own = time.monotonic(), cpu_seconds(daemon.pid), time.process_time()
     rows = sum(batch.rows for batch in itertools.islice(batches, count))
