@@ -164,7 +164,9 @@ class Assembler:
                 frame = cached
             await self._judge(address, frame)
             result: FrameResult = "hit" if cached is not None else "joined" if joined else "miss"
-            await self._count("miss" if early else result, address, frame.rows)  # made for this request
+            if early:  # it was built for this request
+                result = "miss"
+            await self._count(result, address, frame.rows)
             if span is not None:
                 span.attributes |= {"shardmesh.result": result, "shardmesh.rows": frame.rows}
         return frame.hand_out(result)
