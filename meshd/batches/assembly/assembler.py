@@ -297,10 +297,10 @@ class Assembler:
         arrivals = Arrivals()
         if isinstance(address, FrameAddress):
             arrivals = await self._read_batch_ahead(plan, snapshot, address, kept_bytes)
-            if not early:
-                self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
+            elif not early:  # in a mesh, the reader requests the next frames from other nodes
+                self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
         count = count_rows(address, plan)
         with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
