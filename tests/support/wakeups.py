@@ -28,8 +28,12 @@ def spent_by(pid: int) -> Spent:
     """What all threads of a process have used that still run."""
     cpu, waits = 0, 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        cpu += int((task / "schedstat").read_text().split()[0])
-        found = dict(line.split(":") for line in (task / "status").read_text().splitlines() if "ctxt" in line)
+        try:
+            used, status = (task / "schedstat").read_text(), (task / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since the threads were listed
+            continue
+        cpu += int(used.split()[0])
+        found = dict(line.split(":") for line in status.splitlines() if "ctxt" in line)
         waits += int(found["voluntary_ctxt_switches"])
     return Spent(cpu / 1e9, waits)
 
