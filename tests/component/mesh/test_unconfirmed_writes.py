@@ -108,9 +108,10 @@ def _parts(client: Any, upload: dict[str, str]) -> list[int] | None:
 def _digest(client: Any, name: dict[str, str]) -> tuple[str, str, Any] | None:
     try:
         found = client.get_object(**name)
-    except ClientError:
+        tags = client.get_object_tagging(**name)["TagSet"]
+    except ClientError:  # absent, or deleted between the two requests
         return None
-    return found["ETag"], found.get("VersionId", ""), client.get_object_tagging(**name)["TagSet"]
+    return found["ETag"], found.get("VersionId", ""), tags
 
 
 def test_what_a_power_cut_has_cut_off_is_at_all_owners_soon() -> None:
