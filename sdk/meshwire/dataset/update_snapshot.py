@@ -49,13 +49,7 @@ class _Edits:
 
     def strings(self, old: StringColumn, new: StringColumn) -> StringColumn:
         """Return the column with the strings of `new` in place of the old ones."""
-        blob, more = memoryview(old.blob), memoryview(new.blob)
-        bounds, ends = _bounds(old.lengths), _bounds(new.lengths)
-        at, taken, pieces = 0, 0, list[memoryview]()
-        for first, end, count in self._rows():
-            pieces += [blob[bounds[at] : bounds[first]], more[ends[taken] : ends[taken + count]]]
-            at, taken = end, taken + count
-        return StringColumn(b"".join([*pieces, blob[bounds[at] :]]), self.integers(old.lengths, new.lengths))
+        return old.replace_runs(self.firsts, self.ends, self.counts, new)
 
     def moved(self, rows: int) -> Integers:
         """Return where each of the old rows is afterwards, int64[rows]; those replaced have any number."""
@@ -76,11 +70,6 @@ class _Edits:
 
     def _rows(self) -> Iterable[tuple[int, int, int]]:
         return zip(self.firsts.tolist(), self.ends.tolist(), self.counts.tolist(), strict=True)
-
-
-def _bounds(lengths: Integers) -> Integers:
-    found: Integers = np.concatenate(([0], np.cumsum(lengths)))
-    return found
 
 
 def folders_like_samples(stem: str) -> list[str]:

@@ -15,7 +15,7 @@ from meshwire.frame.tensor_frame import FrameError, frame_layout, parse_frame_he
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Self
 
     import numpy.typing as npt
 
@@ -101,6 +101,38 @@ class StringColumn:
         """int64[n], bytes of each string."""
         return np.diff(self._bounds)
 
+    @property
+    def octets(self) -> npt.NDArray[np.uint8]:
+        """uint8[bytes], the blob without a copy."""
+        return np.frombuffer(self._blob, dtype=np.uint8)
+
+    @property
+    def sizes(self) -> npt.NDArray[Any]:
+        """`lengths` in the integer type that they are held in."""
+        return self.lengths
+
+    def offsets(self, indices: Integers) -> Integers:
+        """Return where in the blob the strings at these indices begin; index n is its end."""
+        return self._bounds[indices]
+
+    def replace_runs(self, firsts: Integers, ends: Integers, counts: Integers, new: StringColumn) -> Self:
+        """Return the column with the strings of `new`, all in their order, in place of others. Runs [r], in
+        order and disjoint: from `firsts` up to `ends`, each replaced by `counts` strings."""
+        old, more, sizes, added = self.octets, new.octets, self.sizes, narrow_integers(new.sizes)
+        starts, stops = self.offsets(firsts).tolist(), self.offsets(ends).tolist()
+        cuts = np.concatenate(([0], np.cumsum(counts)))
+        edges = new.offsets(cuts).tolist()
+        at, byte, text, numbers = 0, 0, [], []
+        for run, (first, end) in enumerate(zip(firsts.tolist(), ends.tolist(), strict=True)):
+            text += [old[byte : starts[run]], more[edges[run] : edges[run + 1]]]
+            numbers += [sizes[at:first], added[cuts[run] : cuts[run + 1]]]
+            at, byte = end, stops[run]
+        return self._made_of(np.concatenate([*text, old[byte:]]), np.concatenate([*numbers, sizes[at:]]))
+
+    @classmethod
+    def _made_of(cls, text: npt.NDArray[np.uint8], sizes: npt.NDArray[Any]) -> Self:
+        return cls(text.tobytes(), sizes.astype(np.int64))
+
     def __len__(self) -> int:
         return self._bounds.size - 1
 
@@ -175,6 +207,29 @@ class StoredStrings(StringColumn):
     def lengths(self) -> Integers:
         return self._sizes.astype(np.int64)
 
+    @property
+    def octets(self) -> npt.NDArray[np.uint8]:
+        return self._text
+
+    @property
+    def sizes(self) -> npt.NDArray[Any]:
+        return self._sizes
+
+    def offsets(self, indices: Integers) -> Integers:
+        indices = np.asarray(indices, np.int64)
+        if not len(self) or indices.size * _RUN > len(self):
+            return super().offsets(indices)
+        run = indices // _RUN
+        places = run[:, None] * _RUN + np.arange(_RUN)
+        sizes = self._sizes[np.minimum(places, len(self) - 1)]
+        before = np.where(places < indices[:, None], sizes, 0).sum(axis=1, dtype=np.int64)
+        found: Integers = self._marks[run] + before
+        return found
+
+    @classmethod
+    def _made_of(cls, text: npt.NDArray[np.uint8], sizes: npt.NDArray[Any]) -> Self:
+        return cls(text, sizes)
+
     def __len__(self) -> int:
         return self._sizes.size
 
@@ -191,10 +246,7 @@ class StoredStrings(StringColumn):
         indices = np.asarray(indices, np.int64)
         if indices.size * _RUN > len(self):
             return super().take_rows(indices)
-        run = indices // _RUN
-        places = run[:, None] * _RUN + np.arange(_RUN)
-        sizes = self._sizes[np.minimum(places, len(self) - 1)]
-        starts = self._marks[run] + np.where(places < indices[:, None], sizes, 0).sum(axis=1, dtype=np.int64)
+        starts = self.offsets(indices)
         ends = starts + self._sizes[indices]
         text = self._text
         return [
@@ -226,8 +278,8 @@ class ColumnWriter:
         self._arrays[name] = narrow_integers(values)
 
     def add_strings(self, name: str, column: StringColumn) -> None:
-        self._arrays[f"{name}.data"] = np.frombuffer(column.blob, dtype=np.uint8)
-        self.add_integers(f"{name}.lengths", column.lengths)
+        self._arrays[f"{name}.data"] = column.octets
+        self.add_integers(f"{name}.lengths", column.sizes)
 
     def add_bytes(self, name: str, values: bytes) -> None:
         self._arrays[name] = np.frombuffer(values, dtype=np.uint8)
