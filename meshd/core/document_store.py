@@ -90,9 +90,9 @@ class _LoadingCache(Generic[T]):
 class PageSource(Protocol):
     """Finds the pages of snapshots that consist of pages."""
 
-    async def read_snapshot(self, digest: str, document: bytes) -> Snapshot:
-        """Decodes the snapshot `digest` of any version, whose pages can be opened. Raises ColumnError,
-        BatchError."""
+    async def read_snapshot(self, digest: str, read_document: Callable[[], Awaitable[bytes]]) -> Snapshot:
+        """Decodes the snapshot `digest` of any version, whose pages can be opened; from the map of its
+        document, or else from what `read_document` returns. Raises ColumnError, BatchError."""
         ...
 
     def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
@@ -178,11 +178,10 @@ class DocumentStore:
         return await self._snapshots.get(digest, lambda: self._load_snapshot(digest))
 
     async def _load_snapshot(self, digest: str) -> Snapshot:
-        document = await self.snapshot_bytes(digest)
         try:
             if self._pages is not None:
-                return await self._pages.read_snapshot(digest, document)
-            return await asyncio.to_thread(read_snapshot, document, _no_pages)
+                return await self._pages.read_snapshot(digest, lambda: self.snapshot_bytes(digest))
+            return await asyncio.to_thread(read_snapshot, await self.snapshot_bytes(digest), _no_pages)
         except ColumnError as error:
             raise BatchError(
                 "BadSample",

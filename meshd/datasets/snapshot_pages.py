@@ -40,7 +40,7 @@ from meshwire.formats.page_formats import open_marked_page, open_page
 from meshwire.frame.columns import ColumnError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.archives.archive_service import ArchiveService
@@ -117,10 +117,12 @@ class SnapshotPages:
     def __repr__(self) -> str:
         return f"<SnapshotPages, {len(self._open)} open>"
 
-    async def read_snapshot(self, digest: str, document: bytes) -> Snapshot:
-        """Decode a snapshot, and make those of its pages that this node lacks. Raises ColumnError, BatchError
-        BadSample, Busy."""
-        snapshot = await asyncio.to_thread(self._decoded, digest, document)
+    async def read_snapshot(self, digest: str, read_document: Callable[[], Awaitable[bytes]]) -> Snapshot:
+        """Decode a snapshot, and make those of its pages that this node lacks. `read_document`: is called
+        for a document that cannot be mapped. Raises ColumnError, BatchError BadSample, Busy."""
+        snapshot = await asyncio.to_thread(self._mapped, digest)
+        if snapshot is None:
+            snapshot = await asyncio.to_thread(self._decoded, digest, await read_document())
         if isinstance(snapshot, PagedSnapshot):
             runs = [range(first, len(snapshot.table), _OPENED_AT_ONCE) for first in range(_OPENED_AT_ONCE)]
             found = [asyncio.to_thread(self._unusable, snapshot, run) for run in runs]
@@ -275,13 +277,20 @@ class SnapshotPages:
             raise self._unavailable(snapshot, number, error) from error
 
     def _decoded(self, digest: str, document: bytes) -> Snapshot:
-        """Decode a snapshot (blocking): a large one from the map of its document, unless that is damaged."""
-        if len(document) >= MAPPED_BYTES:
-            with suppress(ColumnError, StoreError, OSError):
-                snapshot = read_snapshot(self._document(f"snapshots/{digest}"), self.open_page)
-                if snapshot.hash == digest:
-                    return snapshot
-        return read_snapshot(document, self.open_page)
+        """Decode a snapshot (blocking): a large one that was fetched is on this node now."""
+        mapped = self._mapped(digest) if len(document) >= MAPPED_BYTES else None
+        return read_snapshot(document, self.open_page) if mapped is None else mapped
+
+    def _mapped(self, digest: str) -> Snapshot | None:
+        """Decode a large snapshot from the map of its document (blocking); None if that is not on this node,
+        or damaged."""
+        record = self._store.get(RESERVED_BUCKET, f"snapshots/{digest}")
+        if record is None or record.size < MAPPED_BYTES:
+            return None
+        with suppress(ColumnError, StoreError, OSError):
+            snapshot = read_snapshot(self._document(f"snapshots/{digest}"), self.open_page)
+            return snapshot if snapshot.hash == digest else None
+        return None
 
     def _unusable(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
         """Return those of some pages that are missing, or damaged as far as they are looked at (blocking)."""

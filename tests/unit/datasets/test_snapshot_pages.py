@@ -370,7 +370,7 @@ def test_large_documents_are_mapped(node: Node, monkeypatch: pytest.MonkeyPatch)
             found = await node.catalog.snapshot(made.hash)
             assert lengths(found) == lengths(made)
             assert list(found.objects.keys) == list(made.objects.keys)
-            assert mapping.call_count == 1
+            assert mapping.call_count == (2 if damaged else 1)  # what was fetched would be mapped, too
 
     asyncio.run(run())
 
