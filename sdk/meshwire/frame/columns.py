@@ -15,7 +15,7 @@ from meshwire.frame.tensor_frame import FrameError, frame_layout, parse_frame_he
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any
 
     import numpy.typing as npt
 
@@ -107,6 +107,11 @@ class StringColumn:
         return np.frombuffer(self._blob, dtype=np.uint8)
 
     @property
+    def octet_pieces(self) -> Sequence[npt.NDArray[np.uint8]]:
+        """The blob in consecutive pieces, uint8[…] each, without a copy."""
+        return (self.octets,)
+
+    @property
     def sizes(self) -> npt.NDArray[Any]:
         """`lengths` in the integer type that they are held in."""
         return self.lengths
@@ -115,7 +120,9 @@ class StringColumn:
         """Return where in the blob the strings at these indices begin; index n is its end."""
         return self._bounds[indices]
 
-    def replace_runs(self, firsts: Integers, ends: Integers, counts: Integers, new: StringColumn) -> Self:
+    def replace_runs(
+        self, firsts: Integers, ends: Integers, counts: Integers, new: StringColumn
+    ) -> StringColumn:
         """Return the column with the strings of `new`, all in their order, in place of others. Runs [r], in
         order and disjoint: from `firsts` up to `ends`, each replaced by `counts` strings."""
         old, more, sizes, added = self.octets, new.octets, self.sizes, narrow_integers(new.sizes)
@@ -127,11 +134,11 @@ class StringColumn:
             text += [old[byte : starts[run]], more[edges[run] : edges[run + 1]]]
             numbers += [sizes[at:first], added[cuts[run] : cuts[run + 1]]]
             at, byte = end, stops[run]
-        return self._made_of(np.concatenate([*text, old[byte:]]), np.concatenate([*numbers, sizes[at:]]))
+        return self._spliced([*text, old[byte:]], np.concatenate([*numbers, sizes[at:]]))
 
-    @classmethod
-    def _made_of(cls, text: npt.NDArray[np.uint8], sizes: npt.NDArray[Any]) -> Self:
-        return cls(text.tobytes(), sizes.astype(np.int64))
+    @staticmethod
+    def _spliced(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
+        return StringColumn(b"".join(piece.data for piece in pieces), sizes.astype(np.int64))
 
     def __len__(self) -> int:
         return self._bounds.size - 1
@@ -192,12 +199,11 @@ class StoredStrings(StringColumn):
         self._text, self._sizes = text, sizes
         if (text.size and int(text.max()) >= _NOT_ASCII) or int(sizes.sum(dtype=np.int64)) != text.size:
             StringColumn(text.tobytes(), sizes.astype(np.int64))  # raises ColumnError
-        runs = np.add.reduceat(sizes, np.arange(0, sizes.size, _RUN), dtype=np.int64) if sizes.size else sizes
-        self._marks: Integers = np.concatenate(([0], np.cumsum(runs, dtype=np.int64)))
+        self._marks = _marks(sizes)
 
     @property
     def _blob(self) -> bytes:  # type: ignore[override]
-        return self._text.tobytes()
+        return self.octets.tobytes()
 
     @property
     def _bounds(self) -> Integers:  # type: ignore[override]
@@ -226,9 +232,9 @@ class StoredStrings(StringColumn):
         found: Integers = self._marks[run] + before
         return found
 
-    @classmethod
-    def _made_of(cls, text: npt.NDArray[np.uint8], sizes: npt.NDArray[Any]) -> Self:
-        return cls(text, sizes)
+    @staticmethod
+    def _spliced(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
+        return _SplicedStrings(pieces, sizes)
 
     def __len__(self) -> int:
         return self._sizes.size
@@ -240,7 +246,7 @@ class StoredStrings(StringColumn):
         index = int(index) % count
         run = index // _RUN
         start = int(self._marks[run] + self._sizes[run * _RUN : index].sum(dtype=np.int64))
-        return self._text[start : start + int(self._sizes[index])].tobytes().decode()
+        return self.octets[start : start + int(self._sizes[index])].tobytes().decode()
 
     def take_rows(self, indices: Integers) -> list[str]:
         indices = np.asarray(indices, np.int64)
@@ -248,10 +254,38 @@ class StoredStrings(StringColumn):
             return super().take_rows(indices)
         starts = self.offsets(indices)
         ends = starts + self._sizes[indices]
-        text = self._text
+        text = self.octets
         return [
             text[at:end].tobytes().decode() for at, end in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
+
+
+class _SplicedStrings(StoredStrings):
+    """Strings whose blob is joined when one of them is first read: those of a snapshot that is only stored
+    are copied once, into its document."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> None:
+        """`pieces`: each with whole strings of valid columns, whose `sizes` follow one another."""
+        self._pieces, self._sizes, self._marks = pieces, sizes, _marks(sizes)
+
+    @property
+    def octets(self) -> npt.NDArray[np.uint8]:
+        if len(self._pieces) > 1:
+            self._pieces = (np.concatenate(self._pieces),)
+        return self._pieces[0]
+
+    @property
+    def octet_pieces(self) -> Sequence[npt.NDArray[np.uint8]]:
+        return self._pieces
+
+
+def _marks(sizes: npt.NDArray[Any]) -> Integers:
+    """Return where each run of strings begins, and where the last one ends: int64[⌈n / _RUN⌉ + 1]."""
+    runs = np.add.reduceat(sizes, np.arange(0, sizes.size, _RUN), dtype=np.int64) if sizes.size else sizes
+    found: Integers = np.concatenate(([0], np.cumsum(runs, dtype=np.int64)))
+    return found
 
 
 def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -272,25 +306,29 @@ class ColumnWriter:
 
     def __init__(self, kind: str, version: int, metadata: Mapping[str, str]) -> None:
         self._metadata = {**metadata, "format": kind, "version": str(version)}
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, Sequence[npt.NDArray[Any]]] = {}  # each in consecutive pieces
 
     def add_integers(self, name: str, values: npt.NDArray[Any]) -> None:
-        self._arrays[name] = narrow_integers(values)
+        self._arrays[name] = (narrow_integers(values),)
 
     def add_strings(self, name: str, column: StringColumn) -> None:
-        self._arrays[f"{name}.data"] = column.octets
+        self._arrays[f"{name}.data"] = column.octet_pieces
         self.add_integers(f"{name}.lengths", column.sizes)
 
     def add_bytes(self, name: str, values: bytes) -> None:
-        self._arrays[name] = np.frombuffer(values, dtype=np.uint8)
+        self._arrays[name] = (np.frombuffer(values, dtype=np.uint8),)
 
     def to_bytes(self) -> bytes:
-        described = [(name, array.dtype, array.shape) for name, array in self._arrays.items()]
+        described = [
+            (name, pieces[0].dtype, (sum(piece.size for piece in pieces),))
+            for name, pieces in self._arrays.items()
+        ]
         frame = frame_layout(described, dict(sorted(self._metadata.items())), checksums=False)
         pieces: list[Buffer] = [frame.header]
         at = len(frame.header)
         for name, slot in frame.tensors.items():
-            pieces += [bytes(slot.offset - at), np.ascontiguousarray(self._arrays[name]).data]
+            pieces += [bytes(slot.offset - at)]
+            pieces += [np.ascontiguousarray(piece).data for piece in self._arrays[name]]
             at = slot.offset + slot.nbytes
         return b"".join(pieces)  # a document is large: it is in memory once, beside its columns
 
