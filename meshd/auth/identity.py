@@ -45,6 +45,11 @@ class Session:
         """The name of the role that this is a session of; "" for a session made with a key."""
         return self.parent.removeprefix(ROLE_PREFIX) if self.parent.startswith(ROLE_PREFIX) else ""
 
+    def is_current(self, rounds: tuple[int, int], sessions_from: int) -> bool:
+        """Whether it was not revoked: `rounds` of its user and key, and the time before which those issued
+        are revoked, as they are now."""
+        return self.rounds == rounds and self.issued >= sessions_from
+
 
 ALLOW_ALL_POLICY: Final = parse_policy(
     '{"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}',

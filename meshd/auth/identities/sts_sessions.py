@@ -221,12 +221,16 @@ class CredentialService:
     def issue(self, identity: Identity, wanted: SessionRequest) -> SessionDocument:
         """Issue temporary credentials for `identity`. A temporary identity passes on its own limits: its
         policies, its expiry and the time at which it was issued stay, so that whatever revokes it revokes
-        them. Raises AdminError BadRequest, InvalidPolicy, AccessDenied.
+        them, and one that was revoked since it was verified makes none. Raises AdminError BadRequest,
+        InvalidPolicy, AccessDenied.
         """
         session = identity.session
         parent = self._table.find_principal(session.parent if session else identity.access_key)
-        if parent is None:
+        if parent is None or parent.user.user_id != identity.user_id:
             raise AdminError("AccessDenied", "the key that signed the request is no longer valid")
+        if session is not None and not session.is_current(parent.rounds, parent.sessions_from):
+            # Its signature was verified before its body was read, which may take as long as the client likes.
+            raise AdminError("AccessDenied", "the credentials that signed the request were revoked meanwhile")
         duration = _duration(wanted.duration_seconds)
         policies = (*(session.policies if session else ()), *_policy_texts(bytes(wanted.policy)))
         if not _NAME.fullmatch(wanted.name):

@@ -308,6 +308,26 @@ def test_those_made_with_one_that_is_revoked_by_its_time_are_revoked_too(node: N
     assert node.refusal(own.access_key_id, own.session_token) == ""
 
 
+@pytest.mark.parametrize("before", ["", "now"])
+def test_one_that_is_revoked_while_its_request_is_read_makes_no_others(node: Node, before: str) -> None:
+    """Its signature was verified with the headers; the body comes as slowly as the client sends it."""
+    leaked = node.make("A1")
+    identity = node.sessions.resolve(leaked.access_key_id, leaked.session_token).identity
+    node.clock.advance(60)
+    revoke(node, user="ann", before=before and iso_time(node.clock.now_ms()))
+    with pytest.raises(AdminError, match="revoked meanwhile"):
+        node.sessions.issue(identity, SessionRequest())
+
+
+def test_a_key_that_changes_hands_while_a_request_is_read_makes_none(node: Node) -> None:
+    made = node.make("A1")
+    found = [node.sessions.resolve("A1", None), node.sessions.resolve(made.access_key_id, made.session_token)]
+    node.change(Key, "A1", user_id="root")
+    for each in found:
+        with pytest.raises(AdminError, match="no longer valid"):
+            node.sessions.issue(each.identity, SessionRequest())
+
+
 def test_a_node_whose_clock_is_behind_issues_what_is_good(node: Node) -> None:
     ahead = ManualClock()
     ahead.advance(node.clock.now_ms() / 1000 - ahead.now_ms() / 1000 + 300)
