@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
 SLOW_SLICE_SECONDS = 5.0  # a job with a slower slice leaves some processes to other accounts
 DISTRUST_SECONDS = 60.0  # time after a crash until the job that caused it may use all processes again
-EARLY_SECONDS = 1e6  # rows that nobody waits for yet count as requested so much later than they were
+EARLY_SECONDS = 10.0  # rows that nobody waits for yet count as requested so much later than they were
 IN_FLIGHT = 2  # slices per process: one in progress, and one so that it never waits
 QUICK_SLICE_SECONDS = 0.25  # a slice that is expected to take longer has its process for itself
 _RECONNECT = Reconnect((0.02, 0.05, 0.1, 0.2, 0.5, 1.0), forever=True)

@@ -83,7 +83,7 @@ COPIED_ROWS = 32  # rows copied as arrays that count as one
 DERIVED_ROWS = 32  # rows that an object of a view counts as: about a thousand may be under construction
 MIN_BUILDING_BYTES = 256 << 20
 AHEAD_SHARE: Final = 4
-"""Frames that are built ahead of their requests take this part of the cache of frames, at most."""
+"""Frames that are built ahead of their requests take a quarter of the cache of frames and of MAX_ROWS."""
 MAX_SERIES_BYTES: Final = 32 << 20  # of packed frames that are built together
 
 
@@ -143,6 +143,7 @@ class Assembler:
         self._early = replace(self._context, renderer=EarlyRenderer(pool))
         self._ahead = FramesAhead(
             settings.frame_cache_bytes // AHEAD_SHARE,
+            MAX_ROWS // AHEAD_SHARE,
             lambda address, kept: self._flights.run(address, lambda: self._build(address, kept, early=True)),
             lambda address: address in self._flights or self._cache.get(address) is not None,
         )

@@ -5,19 +5,20 @@ frames that a loader has requested have fewer rows than the processors could ren
 after them are requested next.
 
 Law: a frame has the same bytes however early it is built. Rows of earlier positions are rendered first. The
-bytes of frames that are not requested yet are bounded. A frame that cannot be built ahead is left to its
-request, which reports why.
+bytes and rows of frames that are not requested yet are bounded. A frame that cannot be built ahead is left to
+its request, which reports why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from meshd.batches.assembly.frame_buffer import planned_size
+from meshd.batches.assembly.frame_rows import count_rows
 from meshd.batches.read_ahead.page_prefetcher import frames_ahead
 from meshd.core.frame_address import PartAddress
 from meshd.util.async_tasks import BackgroundTasks
@@ -37,7 +38,7 @@ _UNCLAIMED_SECONDS: Final = 60.0
 
 
 class EarlyRenderer:
-    """Renders rows behind those of earlier positions of the same plan, whenever these come."""
+    """Renders rows behind those of earlier positions of the same plan that come soon after."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -52,22 +53,32 @@ class EarlyRenderer:
         return await self._renderer.render(job, program_text, epoch, rows, **options, early=True)
 
 
+class _Unclaimed(NamedTuple):
+    """A frame that is not requested yet: its bytes and rows, and when it was begun."""
+
+    bytes: int
+    rows: int
+    begun: float
+
+
 class FramesAhead:
     """The frames that are built ahead. Use on one event loop only; `aclose` at the end.
 
-    `limit`: bytes of those that are not requested yet; `build`: builds a frame into the cache, with the bytes
-    that may be kept of decoded samples; `exists`: whether a frame is cached or being built.
+    `limit`, `max_rows`: bytes and rows of those that are not requested yet; `build`: builds a frame into the
+    cache, with the bytes that may be kept of decoded samples; `exists`: whether a frame is cached or being
+    built.
     """
 
     def __init__(
         self,
         limit: int,
+        max_rows: int,
         build: Callable[[AnyFrameAddress, int | None], Awaitable[object]],
         exists: Callable[[AnyFrameAddress], bool],
     ) -> None:
-        self._limit, self._build, self._exists = limit, build, exists
-        self._unclaimed: dict[AnyFrameAddress, tuple[int, float]] = {}  # bytes, and when it was begun
-        self._bytes = 0
+        self._limit, self._max_rows, self._build, self._exists = limit, max_rows, build, exists
+        self._unclaimed: dict[AnyFrameAddress, _Unclaimed] = {}
+        self._bytes = self._rows = 0
         self._tasks = BackgroundTasks("frames-ahead")
 
     def __repr__(self) -> str:
@@ -88,22 +99,27 @@ class FramesAhead:
         size = planned_size(plan, snapshot, whole) if end else None
         if size is None:  # all of it has been read, or the size depends on the data
             return
+        rows = count_rows(whole, plan)
         for coming in frames_ahead(plan, whole):
             last = coming.origin + (coming.step + 1) * coming.batch
-            if coming.epoch != whole.epoch or last > end or self._bytes + size > self._limit:
+            full = self._bytes + size > self._limit or self._rows + rows > self._max_rows
+            if coming.epoch != whole.epoch or last > end or full:
                 return
             wanted: AnyFrameAddress = coming
             if isinstance(address, PartAddress):
                 wanted = msgspec.structs.replace(address, whole=coming)
             if wanted not in self._unclaimed and not self._exists(wanted):
-                self._unclaimed[wanted] = size, asyncio.get_running_loop().time()
+                self._unclaimed[wanted] = _Unclaimed(size, rows, asyncio.get_running_loop().time())
                 self._bytes += size
+                self._rows += rows
                 self._tasks.spawn(self._build_early(wanted, kept_bytes), "build")
 
     def claim(self, address: AnyFrameAddress) -> bool:
         """Note that a frame is requested. Returns whether it was begun before, for this request."""
         found = self._unclaimed.pop(address, None)
-        self._bytes -= 0 if found is None else found[0]
+        if found is not None:
+            self._bytes -= found.bytes
+            self._rows -= found.rows
         return found is not None
 
     async def aclose(self) -> None:
@@ -119,5 +135,5 @@ class FramesAhead:
 
     def _forget_old(self) -> None:
         since = asyncio.get_running_loop().time() - _UNCLAIMED_SECONDS
-        for address in [each for each, (_, begun) in self._unclaimed.items() if begun < since]:
+        for address in [each for each, ahead in self._unclaimed.items() if ahead.begun < since]:
             self.claim(address)

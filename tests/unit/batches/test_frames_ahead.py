@@ -118,6 +118,28 @@ def test_what_is_built_ahead_is_bounded(bench: Bench) -> None:
     asyncio.run(run())
 
 
+def test_rows_that_are_built_ahead_leave_room_for_other_requests(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("meshd.batches.assembly.assembler.MAX_ROWS", AHEAD_SHARE * BATCH)
+        other = await bench.plan(seed=4)
+        digest, reading = await reading_bench(bench, frames=STEPS)
+        bench.renderer.gate = asyncio.Event()
+        getting = [asyncio.create_task(bench.get(FrameAddress(digest, 0, 0, batch=BATCH)))]
+        reading.read(SAMPLES)
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            await bench.renderer.called.wait()
+        await asyncio.sleep(0.05)
+        getting.append(asyncio.create_task(bench.get(FrameAddress(other, 0, 0, batch=BATCH))))
+        await asyncio.sleep(0.05)
+        bench.renderer.gate.set()
+        await asyncio.gather(*getting)
+        await bench.assembler.aclose()
+
+    asyncio.run(run())
+
+
 def test_the_rows_of_another_window_are_not_built_ahead(bench: Bench) -> None:
     async def run() -> None:
         digest, reading = await reading_bench(bench, frames=STEPS)

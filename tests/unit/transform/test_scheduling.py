@@ -152,11 +152,28 @@ def test_work_before_its_request_is_overtaken_by_earlier_positions_alone() -> No
     async def run() -> list[int]:
         queue: FairQueue[int] = FairQueue()
         queue.put("ann", "job", 512, place=QueuePosition(10.0 + EARLY_SECONDS, 3, 512))
-        queue.put("ann", "job", 256, place=QueuePosition(40.0, 3, 256))
-        queue.put("ann", "job", 768, place=QueuePosition(40.0, 3, 768))
+        queue.put("ann", "job", 256, place=QueuePosition(18.0, 3, 256))
+        queue.put("ann", "job", 768, place=QueuePosition(18.0, 3, 768))
         return [(await queue.get()).item for _ in range(3)]
 
     assert asyncio.run(run()) == [256, 512, 768]
+
+
+def test_work_before_its_request_does_not_wait_for_ever_behind_a_reader_of_earlier_positions() -> None:
+    """Two readers of one plan: one, ahead of the other, has requested in the meantime what was begun."""
+
+    async def run() -> list[int]:
+        queue: FairQueue[int] = FairQueue()
+        queue.put("ann", "job", 5120, place=QueuePosition(10.0 + EARLY_SECONDS, 3, 5120))
+        served, position = list[int](), 0
+        for second in range(11, 41):  # the processes are busy with the other one
+            while len(queue) < 5:
+                queue.put("ann", "job", position, place=QueuePosition(float(second), 3, position))
+                position += 10
+            served.append((await queue.get()).item)
+        return served
+
+    assert 5120 in asyncio.run(run())
 
 
 def test_an_epoch_comes_before_the_next_and_other_jobs_are_not_concerned() -> None:
