@@ -79,8 +79,8 @@ class DataStats(_package().Callback):  # type: ignore[misc]
     """Logs the loader's figures of the last `every` steps through the Trainer's loggers: samples per second,
     the share of time spent waiting, and on what (`LoaderStats.scalars`).
 
-    `Trainer(callbacks=[DataStats(every=50)])`, with a `MeshDataModule`. Each rank's figures are its own; the
-    loggers show those of rank 0.
+    `Trainer(callbacks=[DataStats(every=50)])`, with a `MeshDataModule`. Steps are those of the optimizer,
+    which may take several batches. Each rank's figures are its own; the loggers show those of rank 0.
     """
 
     def __init__(self, every: int = 50, prefix: str = "data/") -> None:
@@ -89,22 +89,25 @@ class DataStats(_package().Callback):  # type: ignore[misc]
             raise ConfigurationError(f"every={every}: expected a number of steps, at least 1")
         self._every, self._prefix = every, prefix
         self._before: LoaderStats | None = None
+        self._logged = 0  # the last step with figures, or the first one of the training
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         loader = self._loader(trainer)
         self._before = None if loader is None else loader.stats()
+        self._logged = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        loader = self._loader(trainer)
-        if loader is None or trainer.global_step % self._every:
+        loader, step = self._loader(trainer), trainer.global_step
+        if loader is None or step // self._every == self._logged // self._every:
             return
+        self._logged = step
         now = loader.stats()
         window = now if self._before is None else now - self._before
         self._before = now
         for logger in trainer.loggers:
-            logger.log_metrics(window.scalars(self._prefix), step=trainer.global_step)
+            logger.log_metrics(window.scalars(self._prefix), step=step)
 
     @staticmethod
     def _loader(trainer: Any) -> Loader | None:
