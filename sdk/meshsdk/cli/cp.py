@@ -154,10 +154,13 @@ def is_folder_marker(entry: ObjectEntry) -> bool:
 
 
 def walk(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files below a folder in order of name; links to folders are not followed. `unreadable` is
-    called with the errors of folders and files that are left out."""
+    """Yield the files below a folder in order of name. `unreadable` is called with the errors of folders and
+    files that are left out; so are links to folders, which may lead in a circle."""
     for base, folders, names in os.walk(folder, onerror=unreadable):
         folders.sort()
+        for path in (Path(base, name) for name in folders):
+            if path.is_symlink():
+                unreadable(OSError(errno.ELOOP, "links to folders are not followed", str(path)))
         for name in sorted(names):
             file = Path(base, name)
             try:

@@ -176,6 +176,23 @@ def test_sync_deletes_nothing_while_a_part_of_the_source_is_out_of_sight(
     assert mesh("sync", "--delete", folder, target).count("deleted") == 1
 
 
+def test_links_to_folders_are_reported_and_nothing_behind_them_is_deleted(
+    mesh: Any, bucket: str, folder: Path, tmp_path: Path
+) -> None:
+    """Other clients follow such links, or a folder was moved to another disk since the last time."""
+    target = f"s3://{bucket}/s"
+    mesh("sync", folder, target)
+    (folder / "sub").rename(tmp_path / "elsewhere")
+    (folder / "sub").symlink_to(tmp_path / "elsewhere")
+    told = mesh("sync", "--delete", folder, target, code=1)
+    assert "links to folders are not followed" in told
+    assert "nothing is deleted" in told
+    assert mesh("ls", "-r", target).count("sub/") == 2
+    assert "are not followed" in mesh("cp", "-r", folder, f"s3://{bucket}/cp", code=1)
+    assert "sub" not in mesh("ls", "-r", f"s3://{bucket}/cp")
+    assert mesh("sync", "--delete", "--exclude", "sub/*", folder, target) == ""
+
+
 def test_sync_deletes_nothing_after_a_copy_that_failed(mesh: Any, bucket: str, folder: Path) -> None:
     """A file that was renamed is still in the store under its earlier name, and nowhere else."""
     target = f"s3://{bucket}/s"
