@@ -47,7 +47,8 @@ def decisions() -> str:
     lines = [
         "# Decisions",
         "",
-        "Why things are as they are: the problem, what was tried, what was decided.",
+        "Why things are as they are: the problem, what was tried, what was decided. Figures are those of the",
+        "time. A decision is in force unless its page names the one that supersedes it, in whole or in part.",
         "",
     ]
     for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
