@@ -43,7 +43,7 @@ const BASE = "/-/console";
 let csrf = "";
 let ended: (message: string) => void = () => {};
 
-/** Sets what is called when the session has ended. */
+/** Sets the function that is called with a message when the session has ended. */
 export function onSessionEnd(call: (message: string) => void): void {
   ended = call;
 }
@@ -120,10 +120,15 @@ export async function request(target: string, options: Options = {}): Promise<Re
   }
   if (!response.ok) {
     const error = await errorOf(response);
-    if (error.status === 403 && /sign in (again|first)/i.test(error.message)) ended(error.message);
+    reportSessionEnd(error);
     throw error;
   }
   return response;
+}
+
+/** Shows the sign-in page if this error means that the session has ended. */
+export function reportSessionEnd(error: ApiError): void {
+  if (error.status === 403 && /sign in (again|first)/i.test(error.message)) ended(error.message);
 }
 
 export async function json<T>(target: string, options: Options = {}): Promise<T> {

@@ -1,6 +1,6 @@
 // The one stream of a page: what it watches, whole and then as changes. It keeps one version of each document.
 
-import { apiHeaders, errorOf, type ApiError } from "./api";
+import { apiHeaders, errorOf, reportSessionEnd, type ApiError } from "./api";
 import { useEffect, useState } from "preact/hooks";
 
 type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
@@ -63,7 +63,11 @@ type Update = (change: (before: Documents) => Documents) => void;
 
 async function follow(query: string, signal: AbortSignal, update: Update): Promise<void> {
   const response = await fetch(`/-/console/events?${query}`, { headers: apiHeaders(), signal, cache: "no-store" });
-  if (!response.ok || !response.body) throw await errorOf(response);
+  if (!response.ok || !response.body) {
+    const error = await errorOf(response);
+    reportSessionEnd(error);
+    throw error;
+  }
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let held = ""; ; ) {
     const { done, value } = await reader.read();

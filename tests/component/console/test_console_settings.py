@@ -195,3 +195,16 @@ def test_a_key_without_rights_is_told_so_in_sentences(daemon: Daemon, chromium: 
         daemon.request("PATCH", f"/-/admin/keys/{key['access_key']}", b'{"enabled": false}')
         browser.page.goto(f"{daemon.endpoint}/-/console/#/buckets")
         browser.page.wait_for_selector("text=The session has ended: sign in again.")
+
+
+def test_a_page_that_only_watches_leads_to_the_sign_in_when_its_session_ends(
+    daemon: Daemon, chromium: Any
+) -> None:
+    daemon.request("POST", "/-/admin/users", b'{"user_id": "watcher"}')
+    key = json.loads(daemon.request("POST", "/-/admin/keys", b'{"user_id": "watcher"}').body)
+    with open_browser(chromium, daemon) as browser:
+        browser.page.goto(f"{daemon.endpoint}/console")
+        browser.sign_in(key["access_key"], key["secret_key"])
+        browser.page.wait_for_selector("article[aria-label='Node n1']")
+        daemon.request("PATCH", f"/-/admin/keys/{key['access_key']}", b'{"enabled": false}')
+        browser.page.wait_for_selector("form >> text=The session has ended: sign in again.")
