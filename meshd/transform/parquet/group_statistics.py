@@ -60,7 +60,7 @@ def _range(statistics: Any, arrow: pa.DataType, column: Any) -> list[Any] | None
         return None
     if pa.types.is_boolean(arrow) or pa.types.is_integer(arrow) or pa.types.is_string(arrow):
         return [statistics.min, statistics.max]
-    if pa.types.is_floating(arrow):
+    if pa.types.is_floating(arrow) and not pa.types.is_float16(arrow):  # which pyarrow gives as bytes
         found = [float(statistics.min), float(statistics.max)]
         return found if all(abs(value) < float("inf") for value in found) else None
     if pa.types.is_date32(arrow) or (pa.types.is_timestamp(arrow) and arrow.unit == _unit(column)):

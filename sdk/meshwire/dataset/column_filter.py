@@ -18,7 +18,7 @@ import numpy as np
 from meshwire.strict_json import PlanError, checked_choice, checked_text, shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -35,6 +35,7 @@ MAX_CONDITIONS: Final = 64
 MAX_VALUES: Final = 10_000
 Scalar = bool | int | float | str
 _TIMES: Final = re.compile(r"date32\[day\]|timestamp\[(s|ms|us|ns)[],]")
+_NANOSECONDS: Final = re.compile(r"(.*[.,]\d{6})(\d{1,18})([^\d].*|)", re.ASCII)
 _MICROSECONDS: Final[dict[str | None, int | Fraction]] = {
     "s": 10**6,
     "ms": 10**3,
@@ -71,7 +72,7 @@ class Condition:
         """Return for each value of a column (numbers, or texts as objects) whether the condition holds."""
         value = self.values[0] if self.values else None
         if self.operator in ("in", "not in"):
-            found = np.isin(column, np.array(self.values, column.dtype if column.dtype == object else None))
+            found = np.isin(column, _of_type(self.values, column.dtype))
             return found if self.operator == "in" else ~found
         made: Any = _COMPARE[self.operator](column, value)
         return np.asarray(made, np.bool_)
@@ -79,10 +80,13 @@ class Condition:
     def may_hold(self, low: Scalar, high: Scalar) -> bool:
         """Return whether the condition may hold for a value of a column that lies in [low, high].
 
-        True if that cannot be told. Floats may have a NaN beyond their range, which differs from everything.
+        True if that cannot be told. Floats may have a NaN beyond their range, which differs from everything,
+        and may be of 32 bits, to which values are rounded where they are compared.
         """
         if any(isinstance(value, str) != isinstance(low, str) for value in self.values):
             return True
+        if isinstance(low, float) and isinstance(high, float):
+            low, high = low - _rounding(low), high + _rounding(high)
         if self.operator == "in":
             return any(low <= value <= high for value in self.values)  # type: ignore[operator]
         value: Any = self.values[0] if self.values else None
@@ -95,15 +99,32 @@ class Condition:
         return self.operator not in (">", ">=") or bool(_COMPARE[self.operator](last, value))
 
 
+def _rounding(value: float) -> float:
+    """Return more than the distance of a float32 from a number that is rounded to it."""
+    return abs(value) * 2.0**-23 + 2.0**-149
+
+
+def _of_type(values: Sequence[Scalar], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return those values that a column of this type may have, as it has them: in a common type of all, large
+    integers would equal others, and 0.1 no number of a float32 column."""
+    if dtype.kind not in "iub":
+        return np.array(values, dtype)
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    numbers = (each for each in values if not isinstance(each, str))
+    return np.array([int(each) for each in numbers if low <= each <= high and each == int(each)], dtype)
+
+
 def _moment(value: Scalar, unit: str | None) -> Scalar:
     if not isinstance(value, str):
         return value
+    finer = _NANOSECONDS.fullmatch(value)  # of which `fromisoformat` cuts off what it cannot hold
     try:
-        found = datetime.fromisoformat(value)
+        found = datetime.fromisoformat(value if finer is None else finer[1] + finer[3])
     except ValueError:
         return value
     since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    number = Fraction(since // timedelta(microseconds=1)) / _MICROSECONDS[unit]
+    micros = since // timedelta(microseconds=1) + Fraction("0." + finer[2] if finer else 0)
+    number = micros / _MICROSECONDS[unit]
     return int(number) if number.denominator == 1 else float(number)
 
 

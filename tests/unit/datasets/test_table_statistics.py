@@ -18,7 +18,11 @@ from meshd.transform.parquet.group_statistics import StatisticsConverter
 from meshwire.dataset.archive_keys import SLICES, pinned_size, pinned_table
 from meshwire.dataset.column_filter import parse_filter
 
-NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([0.5, -0.5, float("nan")]))
+FRACTIONS = [0.5, -0.5, 0.1, -0.1, 1 / 3, 1e-46]
+NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([*FRACTIONS, float("nan")]))
+DTYPES: dict[str, Any] = {"string": object} | {
+    name: getattr(np, name) for name in ("int64", "float64", "float32", "float16")
+}
 TEXTS = st.text("abß", max_size=3)
 
 
@@ -32,19 +36,20 @@ def statistics(table: Any, rows: int = 1 << 20, **how: Any) -> GroupStatistics:
 
 @given(st.data())
 def test_a_matching_row_is_never_left_out(draw: st.DataObject) -> None:
-    kind = draw.draw(st.sampled_from(["int64", "float64", "string"]))
-    each = {"int64": st.integers(-3, 3), "float64": NUMBERS, "string": TEXTS}[kind]
+    kind = draw.draw(st.sampled_from(["int64", "float64", "float32", "float16", "string"]))
+    each = {"int64": st.integers(-3, 3), "string": TEXTS}.get(kind, NUMBERS)
     values = draw.draw(st.lists(st.one_of(st.none(), each), min_size=1, max_size=20))
     column = pa.array(
-        [None if value is None else float(value) if kind == "float64" else value for value in values], kind
+        [value if value is None or kind in ("int64", "string") else DTYPES[kind](value) for value in values],
+        kind,
     )
     operator = draw.draw(st.sampled_from(["==", "!=", "<", "<=", ">", ">=", "in", "not in"]))
-    value = TEXTS if kind == "string" else st.integers(-3, 3)
+    value = TEXTS if kind == "string" else st.one_of(st.integers(-3, 3), st.sampled_from(FRACTIONS))
     wanted = draw.draw(st.lists(value, max_size=3) if "in" in operator else value)
     conditions = parse_filter([["x", operator, wanted]])
     values = column.to_pylist()
     present = [number for number, value in enumerate(values) if value is not None]
-    chosen = np.array([values[number] for number in present], object if kind == "string" else None)
+    chosen = np.array([values[number] for number in present], DTYPES[kind])
     matches: list[int] = np.flatnonzero(conditions[0].holds(chosen)).tolist() if present else []
     rows = draw.draw(st.sampled_from([1, 3]))
     found = statistics(pa.table({"x": column}), rows=rows)
@@ -52,6 +57,13 @@ def test_a_matching_row_is_never_left_out(draw: st.DataObject) -> None:
     read = found.row_numbers(slices).tolist() if slices else []
     assert {present[number] for number in matches} <= set(read)
     assert read == sorted(read)
+
+
+@pytest.mark.parametrize("condition", [["x", "==", 0.1], ["x", "<=", 0.1], ["x", "in", [0.1]]])
+def test_values_are_rounded_as_in_a_column_of_32_bits(condition: list[Any]) -> None:
+    """Of 0.1, it has a number that is greater."""
+    found = statistics(pa.table({"x": pa.array([0.1, 0.2], "float32")}), rows=1)
+    assert found.matching_slices(parse_filter([condition])) == 0b01
 
 
 def test_ranges_are_those_of_row_groups() -> None:

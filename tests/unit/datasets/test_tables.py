@@ -117,6 +117,29 @@ def test_conditions(condition: list[object], expected: list[bool]) -> None:
     assert parsed.holds(np.array([1, 2, 5])).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("dtype", "values", "column", "expected"),
+    [
+        ("int64", (1 << 60, 0.5), [1 << 60, (1 << 60) + 1], [True, False]),
+        ("uint64", (1 << 60, -1, 1 << 70), [1 << 60, (1 << 60) + 1], [True, False]),
+        ("int64", (2.0, float("inf"), float("nan"), True), [1, 2], [True, True]),
+        ("uint8", (256, 5), [0, 5], [False, True]),
+        ("float32", (0.1,), [0.1, 0.2], [True, False]),
+        ("float64", (1, True), [1.0, 2.0], [True, False]),
+        ("bool", (1, 2), [True, False], [True, False]),
+        ("bool", (False,), [True, False], [False, True]),
+    ],
+)
+def test_one_of_several_is_what_equals_one_of_them(
+    dtype: str, values: tuple[Any, ...], column: list[Any], expected: list[bool]
+) -> None:
+    numbers = np.array(column * 1000, dtype)
+    assert Condition("n", "in", values).holds(numbers).tolist() == expected * 1000
+    assert Condition("n", "not in", values).holds(numbers).tolist() == [not each for each in expected] * 1000
+    each = [Condition("n", "==", (value,)).holds(numbers) for value in values]
+    assert np.logical_or.reduce(each).tolist() == expected * 1000
+
+
 def test_conditions_on_texts() -> None:
     texts = np.array(["a", "b", ""], object)
     assert Condition("t", "in", ("a", "")).holds(texts).tolist() == [True, False, True]
@@ -140,6 +163,10 @@ def test_malformed_filters(value: object) -> None:
         ("timestamp[ms]", "1970-01-01T00:00:01.5", 1500),
         ("timestamp[us, tz=UTC]", "1970-01-01T01:00:00+01:00", 0),
         ("timestamp[ns]", "1970-01-01T00:00:00.000001Z", 1000),
+        ("timestamp[ns]", "1970-01-01T00:00:00.000001002", 1002),
+        ("timestamp[ns]", "1970-01-01T01:00:00.123456789+01:00", 123_456_789),
+        ("timestamp[ns]", "1970-01-01T00:00:00.0000000005", 0.5),
+        ("timestamp[us]", "1970-01-01T00:00:00.000001500Z", 1.5),
         ("timestamp[s]", "1970-01-01T00:00:00.5", 0.5),
         ("timestamp[us]", 7, 7),
         ("timestamp[us]", "yesterday", "yesterday"),
