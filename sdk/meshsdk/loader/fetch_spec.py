@@ -28,7 +28,8 @@ class FetchSpec:
         parts: how to request frames in parts; None to request whole frames.
         report: returns a request that only reports, if that is due; for when no frame is left to request,
             and for the end of the loop, at which it is due (True).
-        series: whether one response may have the frames of several steps; for ranges with stride 1.
+        series: returns the request for a step without a report, which shows the node that it goes to; None if
+            each response has the frame of one step. For ranges with stride 1.
     """
 
     ask: Callable[[int], Request]
@@ -40,7 +41,7 @@ class FetchSpec:
     named: Callable[[int], int] = operator.index
     parts: SplitRequest | None = None
     report: Callable[[bool], Request | None] | None = None
-    series: bool = False
+    series: Callable[[int], Request] | None = None
 
 
 class WantedFrame(NamedTuple):

@@ -218,7 +218,7 @@ class StepReader:
             self.deadline,
             parts=addresses.split_request(epoch, origin),
             report=None if addresses.reporter is None else partial(addresses.bare_report, epoch, origin),
-            series=True,
+            series=partial(addresses.bare_request, epoch, origin=origin),
         )
         watchers = self.watchers.active_observers()
         return EpochIterator(self.transport, order, arena, self.stage, self.meter, epoch, watchers)

@@ -1,7 +1,8 @@
 """The prefetch thread: requests frames ahead, receives them into the arena and puts them in order.
 
 Law: every frame has an address, so a damaged one is discarded and requested again. A request is sent only if
-leased and requested bytes stay within the arena's budget. Small frames of several steps come in one response.
+leased and requested bytes stay within the arena's budget. Small frames of several steps come in one response,
+if one node is assigned all of them.
 Invariant: frames come out in step order, each once.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import takewhile
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -74,7 +76,8 @@ class PrefetchWorker:
         if order.parts is not None:
             self._splitting = SplitPlanner(order.parts, self._directory, arena)
         self._joints: dict[int, SplitFrame] = {}
-        self._series = SeriesPlanner(enabled=order.series and order.steps.step == 1 and self.traces is None)
+        alone = order.series is None or order.steps.step != 1 or self.traces is not None
+        self._series = SeriesPlanner(enabled=not alone)
         self._attempts = RetryQueue(transport.router, transport.keys, order.deadline)
         self._looked = -SUSPICIOUS  # when silent nodes were last checked
         self._done: dict[int, Frame | MeshError] = {}
@@ -106,7 +109,8 @@ class PrefetchWorker:
                 break
             self._send(self._attempts.pop())
         while count := self._steps_to_ask():
-            step, self._asked = self._asked, self._asked + count * self._stride
+            step, count = self._asked, self._steps_of_one_node(self._asked, count)
+            self._asked += count * self._stride
             cluster = None if self._splitting is None else self._directory.current()
             if cluster is None or not self._send_parts(step, cluster):
                 self._send(step, count)
@@ -145,6 +149,16 @@ class PrefetchWorker:
             return 0
         self.memory.slots = 0
         return wanted
+
+    def _steps_of_one_node(self, step: int, count: int) -> int:
+        """Return how many of `count` steps from `step` on go to the node of the first. A longer series would
+        have frames built by a node that they are not assigned to, besides the one that other jobs ask."""
+        request = self._order.series
+        if count == 1 or request is None or self._directory.current() is None:
+            return count
+        endpoints = (self._transport.router.choose_endpoint(request(step + n), set()) for n in range(count))
+        first = next(endpoints)
+        return 1 + sum(1 for _ in takewhile(first.__eq__, endpoints))
 
     def _send_parts(self, step: int, cluster: ClusterMap) -> bool:
         """Request the parts of a frame from the storing nodes; return False if it must be requested whole."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import meshsdk
+from meshd.peer_reads.peer_frames import PeerFrames
 from meshd.telemetry import metrics
 from meshsdk import ops
 from meshsdk.client.gather import Item
@@ -19,6 +20,7 @@ from tests.support.native_fixtures import Mesh, png
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.core.frame_address import BlockAddress, Frame, FrameAddress
     from meshsdk.client.s3_client import Client
 
 BATCH = 8
@@ -53,6 +55,12 @@ def crew() -> Iterator[MeshCrew]:
         yield crew
 
 
+@pytest.fixture
+def long_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders ask for as many steps at once as if all nodes were quick, also on a busy machine."""
+    monkeypatch.setattr("meshsdk.loader.series_planner._LONGEST", 1e6)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_node_killed_in_an_epoch_changes_nothing(crew: MeshCrew, victim: int) -> None:
     with connect(crew.nodes[0].endpoint) as client:
@@ -63,7 +71,7 @@ def test_a_node_killed_in_an_epoch_changes_nothing(crew: MeshCrew, victim: int) 
         assert batches(client, (crew, victim)) == expected
 
 
-def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
+def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew, long_series: None) -> None:
     with connect(crew.nodes[1].endpoint) as client, loader_of(client, rows_from="one") as loader:
         taken = [(batch.epoch, batch.step) for _ in range(2) for batch in loader]
         plan = loader.plan.hash
@@ -76,6 +84,34 @@ def test_frames_are_asked_of_the_node_they_meet_at(crew: MeshCrew) -> None:
     assert set(met) == {"n1", "n2", "n3"}
     for one in crew.nodes:
         assert len(one.assembler._cache) == met.count(one.node.settings.node_id)
+
+
+@pytest.mark.parametrize("share", [None, "sweep"])
+def test_jobs_share_one_pass_whatever_their_memory(
+    crew: MeshCrew, long_series: None, share: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With little memory a loader asks for one step at a time, with more for several."""
+    fetched, fetch = [], PeerFrames.assigned_peer_frame
+
+    async def count_fetch(self: PeerFrames, address: FrameAddress | BlockAddress) -> Frame | None:
+        fetched.append(await fetch(self, address))
+        return fetched[-1]
+
+    monkeypatch.setattr(PeerFrames, "assigned_peer_frame", count_fetch)
+    steps = -(-COUNT // BATCH)
+    built = [metrics.frames.labels(result) for result in ("miss", "hit", "joined")]
+    before = [counter._value.get() for counter in built]
+    jobs = []
+    for memory in (100_000, None):
+        with (
+            connect(crew.nodes[0].endpoint) as client,
+            loader_of(client, rows_from="one", prefetch_bytes=memory, share=share) as loader,
+        ):
+            jobs.append([batch["image"].tobytes() for batch in loader])
+    assert jobs[0] == jobs[1]
+    found = [int(counter._value.get() - then) for counter, then in zip(built, before, strict=True)]
+    assert found == [steps, steps, 0]
+    assert not any(fetched)  # each request went to the node that makes the frame
 
 
 def test_any_of_several_endpoints_will_do(crew: MeshCrew) -> None:
