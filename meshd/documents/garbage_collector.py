@@ -154,18 +154,20 @@ class DocumentCollector:
 
     async def sweep(self) -> int:
         """Removes unused documents; returns how many by this node's decision."""
+        now = self._clock.now_ms()  # of the whole sweep: the clock may jump while other nodes are asked
         trusted = self._jumps.trusts_clock(await asyncio.to_thread(self._latest_use))
         if self._jumps.days_ahead:
             _log.warning(
                 "the clock is days later than documents were last used: none is removed, in case it is wrong",
                 extra={"days": self._jumps.days_ahead},
             )
-        gone = await self._expire() if trusted and self._days and self._is_leader() else 0
+        gone = await self._expire(self._cutoff_minute(now)) if trusted and self._expires else 0
         self._cleared = ()
         await self.remove_local_copies()
-        await self._remove_plan_leftovers()
-        if self._is_leader():
-            await self._deleted.prune(self._clock.now_ms() - self._tombstone_ttl_ms)
+        if trusted:
+            await self._remove_plan_leftovers(self._cutoff_minute(now))
+        if trusted and self._is_leader():
+            await self._deleted.prune(now - self._tombstone_ttl_ms)
         await asyncio.to_thread(self.update_gauges)
         return gone
 
@@ -183,17 +185,23 @@ class DocumentCollector:
 
     # --- deciding what to remove --------------------------------------------------------------------------
 
-    def _cutoff_minute(self) -> int:
-        """Returns the minute from which on a use counts."""
-        return (self._clock.now_ms() - self._days * _DAY_MS) // MINUTE_MS
+    @property
+    def _expires(self) -> bool:
+        """Whether this node decides what has not been used for too long."""
+        return bool(self._days) and self._is_leader()
 
-    async def _expire(self) -> int:
+    def _cutoff_minute(self, now: int) -> int:
+        """Returns the minute from which on a use counts."""
+        return (now - (self._days or DEFAULT_UNUSED_DAYS) * _DAY_MS) // MINUTE_MS
+
+    async def _expire(self, first: int) -> int:
+        """Removes the documents that were not used in the minute `first` or later; returns how many."""
         before = await self._inventory.collect(SHARED_PREFIXES)
-        old = await self._unused(before)
+        old = await self._unused(before, first)
         if not old or not self._all_nodes_answered(before):
             return 0
         await self._deleted.add(old, self._clock.now_ms(), "unused", self._days)
-        after, first = await self._inventory.collect(SHARED_PREFIXES), self._cutoff_minute()
+        after = await self._inventory.collect(SHARED_PREFIXES)
         used_again = [key for key in old if key in after.held and after.held[key].minute >= first]
         for key in used_again:  # used again since the decision
             await self._restore(key)
@@ -210,22 +218,20 @@ class DocumentCollector:
             )
         return not seen.silent
 
-    async def _unused(self, seen: MeshInventory) -> list[str]:
+    async def _unused(self, seen: MeshInventory, first: int) -> list[str]:
         """Returns the unused documents; none if a document that may name others cannot be read."""
         present = {key: each for key, each in seen.held.items() if not self._documents.is_gone(key)}
         naming = [key for key in present if key.startswith(REFERRING_PREFIXES + ATTACHED_PREFIXES)]
         await self._documents.ensure_local_copies(naming)
         if any(self._store.get(RESERVED_BUCKET, key) is None for key in naming):
             return []
-        return await asyncio.to_thread(self._decide_unused, present)
+        return await asyncio.to_thread(self._decide_unused, present, first)
 
-    def _decide_unused(self, present: Mapping[str, DocumentUsage]) -> list[str]:
+    def _decide_unused(self, present: Mapping[str, DocumentUsage], first: int) -> list[str]:
         named = {digest for text in self._roots() for digest in hashes_in(text)}
         # This node's uses are read again, after the documents, to see the latest ones.
         latest = merge_usage([present, *map(self._inventory.list_local, SHARED_PREFIXES)])
-        return unused_documents(
-            {key: latest[key] for key in present}, named, self._names_of, self._cutoff_minute()
-        )
+        return unused_documents({key: latest[key] for key in present}, named, self._names_of, first)
 
     def _names_of(self, key: str) -> set[str]:
         record = self._store.get(RESERVED_BUCKET, key)
@@ -270,9 +276,9 @@ class DocumentCollector:
             return False
         return True
 
-    async def _remove_plan_leftovers(self) -> None:
-        """Removes this node's own documents about plans that no longer exist."""
-        first = (self._clock.now_ms() - (self._days or DEFAULT_UNUSED_DAYS) * _DAY_MS) // MINUTE_MS
+    async def _remove_plan_leftovers(self, first: int) -> None:
+        """Removes this node's own documents about plans that no longer exist, made before the minute
+        `first`."""
         gone = await asyncio.to_thread(self._plan_leftovers, first)
         for start in range(0, len(gone), _PAGE):
             some = gone[start : start + _PAGE]

@@ -91,6 +91,7 @@ class LifecycleRunner:
         """Sweep every bucket that is due; return how much was removed, by action. A bucket that cannot be
         read is logged and retried at the next sweep."""
         removed: Counter[str] = Counter()
+        now = self._clock.now_ms()  # of the whole sweep, which may take hours: the clock may jump meanwhile
         if not self._trusts_clock():
             return removed
         names = set()
@@ -99,7 +100,7 @@ class LifecycleRunner:
             if bucket.name == RESERVED_BUCKET:
                 continue
             try:
-                await self._sweep_bucket(bucket, removed)
+                await self._sweep_bucket(bucket, now, removed)
             except StoreError as error:
                 log.warning(
                     "cannot sweep a bucket; the next sweep retries it",
@@ -133,8 +134,7 @@ class LifecycleRunner:
 
     # --- one bucket -----------------------------------------------------------------------------------
 
-    async def _sweep_bucket(self, bucket: Bucket, removed: Counter[str]) -> None:
-        now = self._clock.now_ms()
+    async def _sweep_bucket(self, bucket: Bucket, now: int, removed: Counter[str]) -> None:
         mark = self._mark(bucket, now)
         if self._swept.get(bucket.name) == mark:
             return

@@ -121,6 +121,31 @@ def test_a_clock_that_jumps_ahead_removes_nothing_unless_it_stays_there(
     run(check)
 
 
+def test_a_clock_that_jumps_during_a_sweep_removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    world = World(MemoryStore(clock), clock)
+
+    async def check() -> None:
+        await world.bucket(LifecycleRule("a", True, expire_days=30))
+        await world.put("k")
+        lifecycle, list_all = cautious(world), world.buckets.list_all
+
+        def jumping() -> list[Bucket]:
+            clock.jump(400 * DAY)
+            return list(list_all())
+
+        with monkeypatch.context() as patched:
+            patched.setattr(world.buckets, "list_all", jumping)
+            assert not await lifecycle.sweep()
+        clock.advance(900)
+        assert not await lifecycle.sweep()
+        assert world.names() == ["k"]
+        clock.advance(3600)
+        assert await lifecycle.sweep() == Counter(expire=1)
+
+    run(check)
+
+
 def test_a_start_with_a_clock_days_ahead_of_the_last_sweep_removes_nothing_at_once() -> None:
     clock = ManualClock()
     world = World(MemoryStore(clock), clock)

@@ -128,6 +128,25 @@ def test_a_clock_that_jumps_ahead_makes_nothing_old_unless_it_stays_there(one: O
     asyncio.run(run())
 
 
+def test_a_clock_that_jumps_while_other_nodes_are_asked_removes_nothing(one: One) -> None:
+    async def others(prefix: str) -> PeerInventories:
+        if prefix == "plans/":
+            one.clock.jump(200 * DAY)
+        return [], []
+
+    async def run() -> None:
+        await one.catalog.write_document(f"snapshots/{digest(10)}", b"s")
+        await one.catalog.write_document(f"bad/{digest(4)}", b"[]")
+        about = one.store, one.catalog, DocumentInventory(one.store, one.uses, others), one.removals
+        keeper = DocumentCollector(*about, lambda: one.roots, one.clock, settle_seconds=3600.0)
+        assert await keeper.sweep() == 0
+        one.clock.advance(600)
+        assert await keeper.sweep() == 0
+        assert one.left() == {f"snapshots/{digest(10)}", f"bad/{digest(4)}"}
+
+    asyncio.run(run())
+
+
 def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
     async def run() -> None:
         for number in (10, 11):
