@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LEASE: Final = "guardian"
 _STEP: Final = 0.25
+_ROUNDS_PER_LEASE: Final = 5
+_RENEW_AFTER: Final = 1.5  # rounds: in every second one, and in the next if that fails
 _CANDIDATES: Final = 32
 _WITNESSES: Final = 32
 _GONE: Final = ("away", "down")
@@ -164,6 +166,7 @@ class FailureDetector:
         self._fewest, self._ttl, self._down_after = fewest_copies, ttl, down_after
         self._random = random.Random(mesh.node_id)
         self._lease: Lease | None = None
+        self._renewed = 0.0
         self._silent: dict[str, float] = {}
         self._away: dict[tuple[str, int], float] = {}
 
@@ -173,7 +176,7 @@ class FailureDetector:
     async def run(self) -> None:
         """Runs forever."""
         while True:
-            await asyncio.sleep(self._ttl / 5)
+            await asyncio.sleep(self._ttl / _ROUNDS_PER_LEASE)
             record_map_metrics(self._mesh.current_map())
             try:
                 if await self._hold_lease():
@@ -185,13 +188,17 @@ class FailureDetector:
                 _log.warning("the map rejects the transition: %s", error)
 
     async def _hold_lease(self) -> bool:
+        now = self._clock.monotonic()
         if self._lease is not None:
+            if now - self._renewed < _RENEW_AFTER * self._ttl / _ROUNDS_PER_LEASE:
+                return True
             try:
-                self._lease = await self._control.renew_lease(self._lease)
+                self._lease, self._renewed = await self._control.renew_lease(self._lease), now
             except LeaseLostError:
                 self._lease = None
         elif self._is_turn() and _LEASE not in await self._control.lease_holders(_LEASE):
             self._lease = await self._control.acquire_lease(_LEASE, self._mesh.node_id, self._ttl)
+            self._renewed = now
         return self._lease is not None
 
     def _is_turn(self) -> bool:

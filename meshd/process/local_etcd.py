@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 FIRST_PORT: Final = 20_000
 LAST_PORT: Final = 32_000
 """Below Linux's `ip_local_port_range`, which begins at 32768."""
-_ALONE: Final = ("--heartbeat-interval=20", "--election-timeout=200")
-"""Milliseconds. An only member waits that long, or twice as long, before each start; nobody else votes."""
+_ALONE: Final = ("--heartbeat-interval=40", "--election-timeout=200")
+"""Milliseconds. An only member waits up to `election-timeout` at each start; nobody else votes. It wakes up
+after each `heartbeat-interval`, of which etcd wants at least five in a timeout."""
 _STRIDE: Final = 7919  # processes that run at the same time begin far from each other
 _port_sequences: dict[int, itertools.count[int]] = {}
 """By process: those that are forked from one begin far from each other, too."""

@@ -391,7 +391,9 @@ class EtcdControl:
         return await self._in_thread(lambda: self._leases.renew_lease(lease))
 
     async def renew_lease_and_get_version(self, lease: Lease, key: str) -> tuple[Lease, int]:
-        return await self._in_thread(lambda: self._leases.renew_lease_and_get_version(lease, self._key(key)))
+        entry = self._copy.entries.get(key)
+        copied, place = 0 if entry is None else entry.version, self._key(key)
+        return await self._in_thread(lambda: self._leases.renew_lease_and_get_version(lease, place, copied))
 
     async def release_lease(self, lease: Lease) -> None:
         await self._in_thread(lambda: self._leases.release_lease(lease))

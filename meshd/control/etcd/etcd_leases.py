@@ -59,19 +59,22 @@ class EtcdLeases:
         self._keep_alive(lease, self._read(lease.name))
         return lease
 
-    def renew_lease_and_get_version(self, lease: Lease, key: bytes) -> tuple[Lease, int]:
-        """See ControlStore.renew_lease_and_get_version: one read of both keys, which is linearizable."""
+    def renew_lease_and_get_version(self, lease: Lease, key: bytes, copied: int) -> tuple[Lease, int]:
+        """See ControlStore.renew_lease_and_get_version: one read of both keys, which is linearizable. It
+        needs no barrier if all that it shows is known to be on disk: the lease as it was acquired, and the
+        key at the version that the copy has (`copied`; 0: none)."""
         keys = [
             {"request_range": {"key": encoded(self._prefix + lease.name.encode())}},
             {"request_range": {"key": encoded(key), "keys_only": True}},
         ]
         while True:
             answer = self._gateway.call("kv/txn", {"success": keys}, repeatable=True)
-            if self._barrier.is_kept(answer):
+            held, found = (response["response_range"].get("kvs") or [] for response in answer["responses"])
+            shown = [next((number(kv["mod_revision"]) for kv in kvs), 0) for kvs in (held, found)]
+            if shown == [lease.version, copied] or self._barrier.is_kept(answer):
                 break
-        held, found = (response["response_range"].get("kvs") or [] for response in answer["responses"])
         self._keep_alive(lease, next(map(_decoded_key, held), None))
-        return lease, next((number(kv["mod_revision"]) for kv in found), 0)
+        return lease, shown[1]
 
     def _keep_alive(self, lease: Lease, found: tuple[int, dict[str, Any]] | None) -> None:
         """Extends a lease whose key was found like this. Raises LeaseLostError."""
