@@ -8,6 +8,7 @@ have the loader's figures of the steps since the last log.
 from __future__ import annotations
 
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,14 +177,32 @@ class FedByLoader:
         parent._save_checkpoint(*args, **more)
         if self.loader.rank == 0:
             folder = Path(this.args.output_dir) / f"checkpoint-{this.state.global_step}"
-            (folder / STATE).write_text(json.dumps(self.loader.state_dict()))
+            _save(folder / STATE, json.dumps(self.loader.state_dict()))
+
+
+def _save(path: Path, text: str) -> None:
+    """Write a file that is whole or absent, whenever the process is killed."""
+    beside = path.with_name(f"{path.name}.tmp")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _saved(folder: Path) -> Mapping[str, Any]:
     try:
-        state: Mapping[str, Any] = json.loads((folder / STATE).read_text())
+        state: Mapping[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{folder} has no {STATE}: a Trainer without FedByLoader saved it; load only its weights"
+            f"{folder} has no {STATE}: a Trainer without FedByLoader saved it, or was killed meanwhile; load "
+            "only its weights, or resume from an earlier checkpoint"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{folder / STATE} is damaged ({error}): resume from an earlier checkpoint"
         ) from error
     return state

@@ -427,5 +427,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "nines by the formula" in capsys.readouterr().out
     assert run(["simulate", "no-such"]) == 3
     assert capsys.readouterr().err.count("rack-lost") == 1
+    for option, wrong in (("--plot", ""), ("--plot", "."), ("--plot", "/"), ("--trace", "")):
+        assert run(["simulate", str(scenario), option, wrong]) == 2
+        assert {"--plot": "chart.svg", "--trace": "empty"}[option] in capsys.readouterr().err
+    (tmp_path / "folder.svg").mkdir()
+    assert run(["simulate", str(scenario), "--plot", str(tmp_path / "folder.svg")]) == 2
+    assert "folder.svg' is a directory" in capsys.readouterr().err
     assert run(["simulate", str(scenario), "--trace", str(tmp_path / "absent" / "trace.json")]) == 2
     assert "--trace: there is no directory" in capsys.readouterr().err

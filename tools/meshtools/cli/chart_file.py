@@ -16,7 +16,10 @@ class ChartFile(click.ParamType[Path]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(value)
         if path.suffix.lower() != ".svg":
-            self.fail(f"charts are SVG, which browsers show: {path.with_suffix('.svg').name}", param, ctx)
+            name = f"{path.stem.strip('.') or 'chart'}.svg"
+            self.fail(f"charts are SVG, which browsers show: {name}", param, ctx)
+        if path.is_dir():
+            self.fail(f"{str(path)!r} is a directory", param, ctx)
         if not path.parent.is_dir():
             self.fail(f"there is no directory {str(path.parent)!r}", param, ctx)
         return path

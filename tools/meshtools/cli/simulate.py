@@ -64,6 +64,8 @@ def simulate(
         click.echo(text, nl=False)
         return 0
     found = parse_scenario(text, Path(scenario).stem)
+    if trace is not None and not trace.name:
+        raise ConfigurationError("--trace: the name of the file is empty")
     if trace is not None and not trace.absolute().parent.is_dir():
         raise ConfigurationError(f"--trace: there is no directory {str(trace.parent)!r}")
     if found.disks is not None and (trace is not None or plot is not None):
