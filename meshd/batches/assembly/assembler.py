@@ -14,7 +14,7 @@ import asyncio
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -42,6 +42,7 @@ from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
+from meshd.batches.read_ahead.read_hints import FrameRequest
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from meshd.batches.assembly.stored_sequences import StoredSequences
+    from meshd.batches.read_ahead.read_hints import ReadHints
     from meshd.batches.read_ahead.scheduler import ReadScheduler
     from meshd.config import TransformSettings
     from meshd.core.frame_address import Address, AnyFrameAddress, Frame, FrameResult
@@ -85,23 +87,6 @@ MIN_BUILDING_BYTES = 256 << 20
 AHEAD_SHARE: Final = 4
 """Frames that are built ahead of their requests take a quarter of the cache of frames and of MAX_ROWS."""
 MAX_SERIES_BYTES: Final = 32 << 20  # of packed frames that are built together
-
-
-class ReadHints(Protocol):
-    """Receives hints about which plans are read, and how far."""
-
-    def frame_requested(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress,
-        *,
-        in_parts: bool = False,
-        use_decoded: bool = True,
-    ) -> None:
-        """Note that a frame is being built; `in_parts`: the node's rows of it; `use_decoded`: from decoded
-        samples that the node keeps, where it has them. Returns at once."""
-        ...
 
 
 class Assembler:
@@ -146,6 +131,7 @@ class Assembler:
             MAX_ROWS // AHEAD_SHARE,
             lambda address, kept: self._flights.run(address, lambda: self._build(address, kept, early=True)),
             lambda address: address in self._flights or self._cache.get(address) is not None,
+            self._hints,
         )
 
     def __repr__(self) -> str:
@@ -267,9 +253,10 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        arrivals = await self._read_batch_ahead(plan, snapshot, whole, kept_bytes, in_parts=True)
+        request = FrameRequest(plan, snapshot, whole, kept_bytes, in_parts=True)
+        arrivals = await self._read_batch_ahead(request, early=early)
         if not early:
-            self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
+            self._ahead.begin(request, address, arrivals)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             await self._prefetcher.open_now(snapshot, rows.samples, whole)
@@ -297,11 +284,12 @@ class Assembler:
             return await self._pack(address, plan, snapshot, kept_bytes)
         arrivals = Arrivals()
         if isinstance(address, FrameAddress):
-            arrivals = await self._read_batch_ahead(plan, snapshot, address, kept_bytes)
+            request = FrameRequest(plan, snapshot, address, kept_bytes)
+            arrivals = await self._read_batch_ahead(request, early=early)
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
             elif not early:  # in a mesh, the reader requests the next frames from other nodes
-                self._ahead.begin(plan, snapshot, address, arrivals, kept_bytes)
+                self._ahead.begin(request, address, arrivals)
         count = count_rows(address, plan)
         with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
@@ -335,7 +323,7 @@ class Assembler:
                 return None
             await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
             for step in steps:
-                arrivals = await self._read_batch_ahead(plan, snapshot, step, kept_bytes)
+                arrivals = await self._read_batch_ahead(FrameRequest(plan, snapshot, step, kept_bytes))
                 await arrivals.until_read()
             with self._admission(_admitted_rows(plan, snapshot, count), size):
                 rows = self._row_lookup.rows_of_steps(steps, plan, snapshot)
@@ -368,23 +356,15 @@ class Assembler:
             frames = await self._packed.build_series(packings, within, snapshot, metadata)
         return self._put_series(steps, frames)
 
-    async def _read_batch_ahead(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress,
-        kept_bytes: int | None,
-        *,
-        in_parts: bool = False,
-    ) -> Arrivals:
-        """Pass the request on as a hint, wait until the first bytes of its batch are read ahead, and return
-        the reads that are left."""
-        for hints in self._hints:
-            hints.frame_requested(plan, snapshot, address, in_parts=in_parts, use_decoded=kept_bytes != 0)
+    async def _read_batch_ahead(self, request: FrameRequest, *, early: bool = False) -> Arrivals:
+        """Pass the request on as a hint, unless it is still to come; wait until the first bytes of its batch
+        are read ahead, and return the reads that are left."""
+        if not early:
+            request.note(self._hints)
         if self._read_ahead is None:
             return Arrivals()
         with tracing.stage("read ahead"):
-            return await self._read_ahead.arrivals(address)
+            return await self._read_ahead.arrivals(request.address)
 
     async def _pack(
         self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None

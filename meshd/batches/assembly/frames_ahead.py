@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.batches.read_ahead.arrivals import Arrivals
+    from meshd.batches.read_ahead.read_hints import FrameRequest, ReadHints
     from meshd.core.frame_address import AnyFrameAddress, FrameAddress
-    from meshd.core.plan_record import Plan
     from meshd.transform.render_calls import Renderer, RenderResult, RowWork
-    from meshwire.dataset.build_snapshot import Snapshot
 
 _log = logging.getLogger("meshd.frames_ahead")
 _UNCLAIMED_SECONDS: Final = 60.0
@@ -54,11 +54,12 @@ class EarlyRenderer:
 
 
 class _Unclaimed(NamedTuple):
-    """A frame that is not requested yet: its bytes and rows, and when it was begun."""
+    """A frame that is not requested yet: its bytes and rows, when it was begun, and the request to come."""
 
     bytes: int
     rows: int
     begun: float
+    request: FrameRequest
 
 
 class FramesAhead:
@@ -66,7 +67,7 @@ class FramesAhead:
 
     `limit`, `max_rows`: bytes and rows of those that are not requested yet; `build`: builds a frame into the
     cache, with the bytes that may be kept of decoded samples; `exists`: whether a frame is cached or being
-    built.
+    built; `hints`: receive the requests for those that were built ahead.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class FramesAhead:
         max_rows: int,
         build: Callable[[AnyFrameAddress, int | None], Awaitable[object]],
         exists: Callable[[AnyFrameAddress], bool],
+        hints: Sequence[ReadHints],
     ) -> None:
         self._limit, self._max_rows, self._build, self._exists = limit, max_rows, build, exists
+        self._hints = hints
         self._unclaimed: dict[AnyFrameAddress, _Unclaimed] = {}
         self._bytes = self._rows = 0
         self._tasks = BackgroundTasks("frames-ahead")
@@ -84,18 +87,12 @@ class FramesAhead:
     def __repr__(self) -> str:
         return f"<FramesAhead {len(self._unclaimed)} frames, {self._bytes} of {self._limit} bytes>"
 
-    def begin(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress | PartAddress,
-        arrivals: Arrivals,
-        kept_bytes: int | None,
-    ) -> None:
-        """Begin the frames that the reader of `address` requests next, up to the end of the window that a
-        disk reads for it. Returns at once. Raises BatchError as `planned_size` does."""
+    def begin(self, request: FrameRequest, address: FrameAddress | PartAddress, arrivals: Arrivals) -> None:
+        """Begin the frames that the reader of `address`, the frame of `request` or this node's rows of it,
+        requests next, up to the end of the window that a disk reads for it. Returns at once. Raises
+        BatchError as `planned_size` does."""
         self._forget_old()
-        whole, end = address.whole if isinstance(address, PartAddress) else address, arrivals.end
+        plan, snapshot, whole, end = request.plan, request.snapshot, request.address, arrivals.end
         size = planned_size(plan, snapshot, whole) if end else None
         if size is None:  # all of it has been read, or the size depends on the data
             return
@@ -109,18 +106,25 @@ class FramesAhead:
             if isinstance(address, PartAddress):
                 wanted = msgspec.structs.replace(address, whole=coming)
             if wanted not in self._unclaimed and not self._exists(wanted):
-                self._unclaimed[wanted] = _Unclaimed(size, rows, asyncio.get_running_loop().time())
+                later, now = replace(request, address=coming), asyncio.get_running_loop().time()
+                self._unclaimed[wanted] = _Unclaimed(size, rows, now, later)
                 self._bytes += size
                 self._rows += rows
-                self._tasks.spawn(self._build_early(wanted, kept_bytes), "build")
+                self._tasks.spawn(self._build_early(wanted, request.kept_bytes), "build")
 
     def claim(self, address: AnyFrameAddress) -> bool:
         """Note that a frame is requested. Returns whether it was begun before, for this request."""
+        found = self._forget(address)
+        if found is not None:
+            found.request.note(self._hints)
+        return found is not None
+
+    def _forget(self, address: AnyFrameAddress) -> _Unclaimed | None:
         found = self._unclaimed.pop(address, None)
         if found is not None:
             self._bytes -= found.bytes
             self._rows -= found.rows
-        return found is not None
+        return found
 
     async def aclose(self) -> None:
         """Build no more of them."""
@@ -136,4 +140,4 @@ class FramesAhead:
     def _forget_old(self) -> None:
         since = asyncio.get_running_loop().time() - _UNCLAIMED_SECONDS
         for address in [each for each, ahead in self._unclaimed.items() if ahead.begun < since]:
-            self.claim(address)
+            self._forget(address)

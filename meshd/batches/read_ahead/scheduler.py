@@ -135,7 +135,7 @@ class ReadScheduler:
         in_parts: bool = False,
         use_decoded: bool = True,
     ) -> None:
-        """Note that a frame is being built: this is the reader's place. `in_parts`: other nodes build other
+        """Note that a frame is requested: this is the reader's place. `in_parts`: other nodes build other
         rows of it; `use_decoded`: samples that are decoded already are not read again. Returns at once.
 
         When the last window of an epoch is planned, the first one of the next epoch is, too.

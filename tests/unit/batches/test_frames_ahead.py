@@ -154,6 +154,32 @@ def test_the_rows_of_another_window_are_not_built_ahead(bench: Bench) -> None:
     asyncio.run(run())
 
 
+def test_the_readers_place_is_that_of_its_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reader that is given many frames from the cache looks as if it had ended, and nothing is read
+    ahead for it any more."""
+
+    async def run() -> None:
+        digest, reading = await reading_bench(bench, frames=2)
+        requested = list[int]()
+
+        def note(_: object, __: object, address: FrameAddress, **___: object) -> None:
+            requested.append(address.step)
+
+        monkeypatch.setattr(reading, "frame_requested", note)
+        bench.renderer.rows = 0
+        getting = asyncio.create_task(bench.get(FrameAddress(digest, 0, 0, batch=BATCH)))
+        reading.read(SAMPLES)
+        assert await settled(bench, 3 * BATCH) == 3 * BATCH
+        await getting
+        assert requested == [0]
+        for step in (1, 2, 2):
+            await bench.get(FrameAddress(digest, 0, step, batch=BATCH))
+        assert requested == [0, 1, 2]
+        await bench.assembler.aclose()
+
+    asyncio.run(run())
+
+
 def test_a_frame_that_fails_ahead_is_left_to_its_request(bench: Bench) -> None:
     async def run() -> None:
         digest, reading = await reading_bench(bench, frames=STEPS)
