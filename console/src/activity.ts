@@ -1,4 +1,4 @@
-// What the nodes count (`/-/activity`), as rates over time.
+// The counters of the nodes (`/-/activity`) as rates over time.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { json } from "./api";
@@ -14,7 +14,7 @@ export type Rates = Record<string, Point[]>;
 
 const NAMES = ["requests", "bytes_in", "bytes_out", "rows", "frames_hit", "frames_joined", "frames_miss"];
 
-/** Returns the rates of one node's history. A counter that fell was of a process that has ended: no rate. */
+/** Returns the rates of one node's history. A counter that decreased belongs to a restarted process and counts as 0. */
 function ratesOf(history: Record<string, number[]>): Rates {
   const times = history.time ?? [];
   const rates: Rates = {};
@@ -43,7 +43,7 @@ function sum(series: Point[][]): Point[] {
 /** Rates per second of the last seconds, by node and counter. */
 export type NodeRates = Record<string, Record<string, number>>;
 
-/** Returns the last hour of all nodes, what they have kept and then what arrives, and what each does now. */
+/** Returns the rates of the last hour, extended as documents arrive, and the present rates of each node. */
 export function useRates(activity: Activity | undefined): { rates: Rates; now: NodeRates } {
   const [rates, setRates] = useState<Rates>({});
   const [now, setNow] = useState<NodeRates>({});
@@ -66,7 +66,7 @@ export function useRates(activity: Activity | undefined): { rates: Rates; now: N
     if (before && time - before.time < STEP) return;
     last.current = { time, nodes: activity.nodes };
     if (!before) return;
-    // Node by node: what one has counted in all is no traffic when it comes back.
+    // For each node: the total of a node that comes back must not count as traffic of this interval.
     const found: NodeRates = {};
     for (const [id, node] of Object.entries(activity.nodes)) {
       const earlier = before.nodes[id]?.totals;
@@ -80,7 +80,7 @@ export function useRates(activity: Activity | undefined): { rates: Rates; now: N
         NAMES.map((name) => {
           const value = Object.values(found).reduce((sum, node) => sum + node[name]!, 0);
           const points = [...(known[name] ?? []), { time, value }];
-          return [name, points.slice(-MOST)]; // a page that is open for a day does not grow
+          return [name, points.slice(-MOST)]; // limits the memory of a page that stays open
         }),
       ),
     );
@@ -88,7 +88,7 @@ export function useRates(activity: Activity | undefined): { rates: Rates; now: N
   return { rates, now };
 }
 
-/** Returns the shares of frames that were ready, or in the making, when they were requested. */
+/** Returns the share of frames that were cached, or already being built, when they were requested. */
 export function hitRatio(rates: Rates): Point[] {
   const hits = rates.frames_hit ?? [];
   return hits.flatMap((hit, index) => {

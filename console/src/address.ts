@@ -1,4 +1,4 @@
-// The address of a batch: a plan, and the numbers that choose the rows of one rank.
+// The address of a batch: a plan, and the numbers that select the rows of one rank.
 
 import { json, request } from "./api";
 import { openFrame, type Frame, type ReadPart } from "./frame";
@@ -36,7 +36,7 @@ export function target({ plan, epoch, step, rank, world, batch }: Address, more 
 export interface Loaded {
   address: Address;
   frame: Frame;
-  /** How the node had the frame: hit, joined or miss. */
+  /** Whether the node had the frame: hit, joined or miss. */
   result: string;
   /** Milliseconds from the request to the parsed frame. */
   took: number;
@@ -45,7 +45,7 @@ export interface Loaded {
 export interface Batch {
   loaded: Loaded;
   sources: Sources | null;
-  /** Why there are no sources. */
+  /** The error if there are no sources. */
   trouble: unknown;
 }
 
@@ -57,14 +57,14 @@ async function loadFrame(address: Address, rows: number, signal: AbortSignal): P
     result ||= response.headers.get("x-mesh-frame") ?? "";
     const data = await response.arrayBuffer();
     const total = /\/(\d+)$/.exec(response.headers.get("content-range") ?? "")?.[1];
-    // A node of an earlier release sends all of it.
+    // A node of an earlier release ignores the range.
     return { data: total === undefined ? data.slice(start, end) : data, total: Number(total ?? data.byteLength) };
   };
   const frame = await openFrame(read, rows, signal);
   return { address, frame, result, took: performance.now() - begin };
 }
 
-/** Loads a batch, with the first `rows` of its rows, and what they are made of. Throws ApiError. */
+/** Loads a batch with its first `rows` rows, and their sources. Throws ApiError. */
 async function load(address: Address, rows: number, signal: AbortSignal): Promise<Batch> {
   const sources = json<Sources>(target(address, "/sources"), { signal }).then(
     (found) => ({ sources: found, trouble: null as unknown }),
@@ -73,10 +73,10 @@ async function load(address: Address, rows: number, signal: AbortSignal): Promis
   return { loaded: await loadFrame(address, rows, signal), ...(await sources) };
 }
 
-/** The batch that somebody who steps on will want next. */
+/** The prefetched batch: the one after the last step, in the same direction. */
 let ahead: { key: string; batch: Promise<Batch>; abort: AbortController } | null = null;
 
-/** The batch at an address; from what was fetched ahead, if that is it. */
+/** Returns the batch at an address: the prefetched one if it has this address. */
 export function loadBatch(address: Address, rows: number, signal: AbortSignal): Promise<Batch> {
   const key = JSON.stringify(address);
   const found = ahead;
@@ -92,16 +92,16 @@ export function loadBatch(address: Address, rows: number, signal: AbortSignal): 
   });
 }
 
-/** Fetches a batch ahead, in place of any other. */
+/** Prefetches a batch; replaces an earlier prefetch. */
 export function fetchAhead(address: Address, rows: number): void {
   const abort = new AbortController();
   const batch = load(address, rows, abort.signal);
-  batch.catch(() => {}); // who steps there is told
+  batch.catch(() => {}); // loadBatch reports the error
   ahead?.abort.abort();
   ahead = { key: JSON.stringify(address), batch, abort };
 }
 
-/** Forgets what was fetched ahead. */
+/** Drops the prefetched batch. */
 export function forgetAhead(): void {
   ahead?.abort.abort();
   ahead = null;

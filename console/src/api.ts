@@ -1,5 +1,5 @@
-// Requests of the page. The node signs each of them with the key of the session; the page itself has no secret,
-// only the token (`csrf`) that proves that the request comes from here.
+// Requests of the page. The node signs each of them with the key of the session. The page has no secret key, only the
+// token (`csrf`) that proves that a request comes from this page.
 
 import { parseXml, type XmlElement } from "./xml";
 
@@ -27,7 +27,7 @@ export class ApiError extends Error {
     super(message);
   }
 
-  /** What happened, as a sentence for a person. */
+  /** The error as a sentence. */
   get sentence(): string {
     const text = /[.!?]$/.test(this.message) ? this.message : `${this.message}.`;
     const first = text.charAt(0).toUpperCase() + text.slice(1);
@@ -62,12 +62,12 @@ export async function signIn(accessKey: string, secretKey: string, token: string
   });
   if (!response.ok) {
     const { code, message, help } = await errorOf(response);
-    throw new ApiError(0, code, message, help); // not a right that the key lacks
+    throw new ApiError(0, code, message, help); // not a missing permission
   }
   return remember((await response.json()) as Session);
 }
 
-/** Whether people can sign in at an identity provider. */
+/** Returns whether users can sign in at an identity provider. */
 export async function hasProvider(): Promise<boolean> {
   return (await fetch(`${BASE}/oidc/`, { cache: "no-store" })).status === 204;
 }
@@ -116,7 +116,7 @@ export async function request(target: string, options: Options = {}): Promise<Re
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, "Unreachable", "the node does not answer; it may be restarting");
+    throw new ApiError(0, "Unreachable", "the node does not respond; it may be restarting: try again, or open the console of another node");
   }
   if (!response.ok) {
     const error = await errorOf(response);
@@ -141,7 +141,7 @@ export async function xml(target: string, options: Options = {}): Promise<XmlEle
   return parseXml(await (await request(target, options)).text());
 }
 
-/** Returns what is there, and null for what a bucket does not have. */
+/** Returns the result, or null if the request fails with one of these codes: the bucket has no such setting. */
 export async function ifThere<T>(work: Promise<T>, ...absent: string[]): Promise<T | null> {
   try {
     return await work;
@@ -151,7 +151,7 @@ export async function ifThere<T>(work: Promise<T>, ...absent: string[]): Promise
   }
 }
 
-/** Reads an error in the form of either API. */
+/** Reads an error of the native API (JSON) or of S3 (XML). */
 export async function errorOf(response: Response): Promise<ApiError> {
   return readError(response.status, await response.text().catch(() => ""));
 }
@@ -167,20 +167,20 @@ export function readError(status: number, text: string): ApiError {
       return new ApiError(status, error.text("Code"), error.text("Message"));
     }
   } catch {
-    // The text is no error of ours.
+    // Not an error document.
   }
   const known: Record<number, string> = {
-    403: "access is denied",
-    404: "there is no such object",
-    503: "the node is busy; try again",
+    403: "access denied",
+    404: "not found; it may have been deleted",
+    503: "the node is overloaded or restarting; try again",
   };
-  return new ApiError(status, String(status), known[status] ?? `the node answered ${status}`);
+  return new ApiError(status, String(status), known[status] ?? `the node returned HTTP status ${status}; its log may say why`);
 }
 
-/** Returns a key as a path. Throws ApiError for keys that no browser can request: it would resolve the dots. */
+/** Returns a key as a path. Throws ApiError for keys with segments `.` or `..`, which browsers remove from a URL. */
 export function encodeKey(key: string): string {
   if (key.split("/").some((part) => part === "." || part === "..")) {
-    throw new ApiError(0, "Dots", `a browser cannot request ${key}, because of its dots; use another S3 client`);
+    throw new ApiError(0, "Dots", `a browser cannot request ${key}, because a part of it is "." or ".."; use another S3 client`);
   }
   return key.split("/").map(encodeURIComponent).join("/");
 }

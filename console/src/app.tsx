@@ -1,4 +1,4 @@
-// The frame of all pages: sign-in, navigation, the address in the page's fragment.
+// The shell of all pages: sign-in, navigation, and routing by the fragment of the URL.
 
 import type { JSX, TargetedEvent } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -25,7 +25,7 @@ const PAGES = [
   { name: "ops", title: "Ops" },
   { name: "jobs", title: "Jobs" },
   { name: "users", title: "Users" },
-  { name: "audit", title: "Audit" },
+  { name: "audit", title: "Audit log" },
 ] as const;
 
 const RENEW_EVERY = 5 * 60_000;
@@ -42,7 +42,7 @@ export function App(): JSX.Element {
   }, []);
   useEffect(() => {
     if (!session) return;
-    // Only a page that somebody uses keeps its session.
+    // A page that nobody uses lets its session expire.
     let used = false;
     const use = (): void => {
       used = true;
@@ -94,7 +94,7 @@ function Shell({ session, onSignOut }: { session: Session; onSignOut(): void }):
         event.preventDefault();
         document.getElementById("main")?.focus();
       }}>
-        Skip to the content
+        Skip to main content
       </a>
       <nav aria-label="Pages">
         <a class="brand" href="#/overview">
@@ -208,8 +208,8 @@ function SignIn({ notice, onSignIn }: { notice: string; onSignIn(session: Sessio
           Sign in
         </button>
         <p class="quiet">
-          You can do here what the key may do. The browser keeps a session of half an hour, renewed while you work, and
-          no secret.
+          The console has the permissions of this key. A session ends after 30 minutes without use. The browser does not
+          store the secret key.
         </p>
       </form>
     </main>
@@ -226,9 +226,9 @@ function ThemeButton(): JSX.Element {
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme as (typeof THEMES)[number]) + 1) % THEMES.length]!;
   return (
-    <button type="button" class="plain" onClick={() => setTheme(next)} title={`Colours: ${theme}`}>
+    <button type="button" class="plain" onClick={() => setTheme(next)} title={`Theme: ${theme}`}>
       <span aria-hidden="true">{theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"}</span>
-      <span class="hidden">Colours: {theme}; change to {next}</span>
+      <span class="hidden">Theme: {theme}. Switch to {next}.</span>
     </button>
   );
 }

@@ -1,4 +1,4 @@
-// Documents that the mesh stores: plans and snapshots that the key may see.
+// The stored plans and snapshots that the key may read.
 
 import { json } from "./api";
 import type { StoredDocument, StoredPlan, StoredSnapshot } from "./schema";
@@ -18,14 +18,14 @@ async function listed<T extends StoredDocument>(kind: "plans" | "snapshots"): Pr
   return found.sort((left, right) => right.used_ms - left.used_ms);
 }
 
-/** Returns the plans, those used last first; at most 5,000. */
+/** Returns at most 5,000 plans, the most recently used first. */
 export const listPlans = (): Promise<StoredPlan[]> => listed<StoredPlan>("plans");
 
-/** Returns the plan whose hash begins with these digits; null if the key may not see it. */
+/** Returns the plan whose hash begins with these digits; null if the key may not read it. */
 export async function findPlan(digits: string): Promise<StoredPlan | null> {
   const page = await json<{ plans: StoredPlan[] }>(`/-/documents/plans?limit=1&after=${digits.padEnd(64, "0")}`);
   return page.plans.find(({ hash }) => hash.startsWith(digits)) ?? null;
 }
 
-/** Returns the snapshots, those used last first; at most 5,000. */
+/** Returns at most 5,000 snapshots, the most recently used first. */
 export const listSnapshots = (): Promise<StoredSnapshot[]> => listed<StoredSnapshot>("snapshots");

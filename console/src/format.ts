@@ -15,6 +15,11 @@ export function count(value: number): string {
   return value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 }
 
+/** Returns a number with its noun, such as `1 row` or `2 rows`. */
+export function counted(value: number, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}
+
 export function percent(share: number): string {
   return `${(100 * share).toLocaleString("en", { maximumFractionDigits: share < 0.1 ? 1 : 0 })}\u00a0%`;
 }
@@ -37,14 +42,14 @@ export function ago(milliseconds: number): string {
   return `${duration(Math.max(0, (Date.now() - milliseconds) / 1000))} ago`;
 }
 
-const UNSEEN = /[\0-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const INVISIBLE = /[\0-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** A name of a user's, with what would not be seen, or would turn its letters around, as numbers. */
+/** Returns a name with its invisible characters, and those that reverse the text after them, as code points. */
 export function shownName(name: string): string {
-  return name.replace(UNSEEN, (char) => `\u27e8U+${char.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
+  return name.replace(INVISIBLE, (char) => `\u27e8U+${char.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}\u27e9`);
 }
 
-/** A number of a tensor, short. */
+/** Returns a number of a tensor as a short text. */
 export function scalar(value: number): string {
   if (Number.isInteger(value)) return String(value);
   return Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5 ? value.toFixed(4).replace(/0+$/, "") : value.toExponential(3);

@@ -1,4 +1,4 @@
-// Frames as a rank gets them: safetensors, read into rows of fields. Nothing is computed again or resized.
+// Frames as a rank receives them: safetensors, parsed into rows of fields. Values are neither recomputed nor resized.
 
 export interface Tensor {
   dtype: string;
@@ -13,7 +13,7 @@ export interface Field {
   rows: number;
   /** The shape of a row; null if rows differ. */
   rowShape: number[] | null;
-  /** Of a row that is not loaded the elements are missing. */
+  /** Returns a row. If it is not loaded, the tensor has no elements. */
   row(index: number): Tensor;
 }
 
@@ -24,13 +24,13 @@ export interface Frame {
   status: ArrayLike<number>;
   positions: ArrayLike<number>;
   metadata: Record<string, string>;
-  /** How many of the rows, from the first, are here with all of their fields. */
+  /** The number of rows, from the first, whose fields are all loaded. */
   loaded: number;
-  /** Reads what is missing of the first `rows` rows. */
+  /** Loads the missing parts of the first `rows` rows. */
   load(rows: number, signal: AbortSignal): Promise<void>;
 }
 
-/** Reads a part of the frame, and says how large the whole is. It may give less, at the end, or all of it. */
+/** Reads a part of the frame; returns it with the size of the frame. At the end, or for the whole frame, it may be shorter or longer. */
 export type ReadPart = (start: number, end: number, signal: AbortSignal) => Promise<{ data: ArrayBuffer; total: number }>;
 
 interface Entry {
@@ -98,14 +98,14 @@ interface Piece {
   data: ArrayLike<number>;
 }
 
-/** A tensor, of which the first rows are here. `end`: the number of elements before a row. */
+/** A tensor whose first rows are loaded. `end`: the number of elements before a row. */
 interface Stored extends Entry {
   pieces: Piece[];
   loaded: number;
   end(row: number): number;
 }
 
-/** Opens a frame and reads what is small of it, and its first `rows` rows. Throws Error if it is cut off or of another form. */
+/** Opens a frame; reads its small tensors and its first `rows` rows. Throws Error if it is incomplete or malformed. */
 export async function openFrame(read: ReadPart, rows: number, signal: AbortSignal): Promise<Frame> {
   const { data: first, total } = await read(0, FIRST, signal);
   const length = Number(new DataView(first).getBigUint64(0, true));
@@ -117,7 +117,7 @@ export async function openFrame(read: ReadPart, rows: number, signal: AbortSigna
   const tensors = new Map<string, Stored>();
   for (const [name, entry] of Object.entries(entries as Record<string, Entry>)) {
     if (name.startsWith("__pad.")) continue;
-    if (begin + entry.data_offsets[1] > total) throw new Error("the frame is cut off");
+    if (begin + entry.data_offsets[1] > total) throw new Error("the batch is incomplete; load the page again");
     const size = product(entry.shape.slice(1));
     tensors.set(name, { ...entry, pieces: [], loaded: 0, end: (row) => row * size });
   }
@@ -143,7 +143,7 @@ export async function openFrame(read: ReadPart, rows: number, signal: AbortSigna
     ];
     for (const { tensor, from, to, start, end } of missing) {
       const part = found.find((each) => each.start <= start && end <= each.end) ?? found[0]!;
-      if (end > start && end - part.start > part.data.byteLength) throw new Error("the frame is cut off");
+      if (end > start && end - part.start > part.data.byteLength) throw new Error("the batch is incomplete; load the page again");
       const data = end > start ? elements(tensor.dtype, part.data, start - part.start, end - part.start) : new Uint8Array();
       tensor.pieces.push({ from, to, base: tensor.end(from), data });
       tensor.loaded = to;
@@ -162,7 +162,7 @@ export async function openFrame(read: ReadPart, rows: number, signal: AbortSigna
     return offsets ? [{ tensor, offsets }] : [];
   });
   const upTo = (to: number): [Stored, number][] => large.map((tensor) => [tensor, to]);
-  // Where the rows of unequal lengths end is among what is small.
+  // The row ends of ragged tensors are among the small tensors.
   await extend(ragged.length ? small : [...small, ...upTo(Math.min(rows, all))], signal);
   for (const { tensor, offsets } of ragged) tensor.end = (row) => offsets.pieces[0]!.data[row] ?? 0;
   const fields: Field[] = [];
@@ -171,10 +171,10 @@ export async function openFrame(read: ReadPart, rows: number, signal: AbortSigna
     const offsets = offsetsOf(name, tensors);
     fields.push(offsets ? raggedField(name.slice(0, -".data".length), tensor, offsets, tensors) : denseField(name, tensor));
   }
-  // What a person looks at comes first: pictures, then what is said about them.
+  // Images come first, then the fields that describe them.
   const dimensions = ({ rowShape }: Field): number => rowShape?.length ?? 1;
   fields.sort((left, right) => dimensions(right) - dimensions(left) || left.name.localeCompare(right.name));
-  let loading = Promise.resolve(); // one after the other: each begins behind what is loaded
+  let loading = Promise.resolve(); // sequential: each load starts after the loaded rows
   const frame: Frame = {
     bytes: total,
     rows: all,
@@ -197,7 +197,7 @@ export async function openFrame(read: ReadPart, rows: number, signal: AbortSigna
   return frame;
 }
 
-/** The tensor that says where the rows of another one end, if they have unequal lengths. */
+/** The tensor with the row ends of a ragged tensor. */
 function offsetsOf(name: string, tensors: Map<string, Stored>): Stored | undefined {
   return name.endsWith(".data") ? tensors.get(name.replace(/\.data$/, ".offsets")) : undefined;
 }
@@ -237,9 +237,9 @@ export interface Picture {
   width: number;
   height: number;
   channels: number;
-  /** RGBA, as a canvas takes it. */
+  /** RGBA, in the order of a canvas. */
   pixels: Uint8ClampedArray<ArrayBuffer>;
-  /** How values became colours, if they were not bytes. */
+  /** How values were mapped to colours; empty for bytes. */
   scaling: string;
 }
 
@@ -304,7 +304,7 @@ export function picture(tensor: Tensor): Picture | null {
   return { width: w, height: h, channels: c, pixels, scaling };
 }
 
-/** Bytes as RGBA, a pixel at a time: a batch has millions of them. */
+/** Bytes as RGBA, one pixel per write: a batch has millions of pixels. */
 function colours(
   data: Uint8Array,
   h: number,
@@ -339,7 +339,7 @@ const HEAT = [
   [253, 231, 37],
 ] as const;
 
-/** Returns the colour of a value from 0 to 255: RGBA. What is no number is transparent. */
+/** Returns the colour of a value from 0 to 255 as RGBA; NaN is transparent. */
 function heatColour(value: number): [number, number, number, number] {
   if (!Number.isFinite(value)) return [0, 0, 0, 0];
   const place = (Math.min(255, Math.max(0, value)) / 255) * (HEAT.length - 1);

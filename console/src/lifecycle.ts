@@ -1,4 +1,4 @@
-// Lifecycle rules of a bucket: what expires when, in words, and the document of S3 with a rule more or less.
+// Lifecycle rules of a bucket: their description in words, and changes of the S3 document.
 
 import { request, xml } from "./api";
 import { bytes } from "./format";
@@ -9,7 +9,7 @@ function days(text: string): string {
   return text === "1" ? "one day" : `${text} days`;
 }
 
-/** What a filter selects; its parts may be together in an `And`. */
+/** Describes the filter of a rule. Several conditions are in an `And`. */
 function selected(rule: XmlElement): string {
   const filter = rule.all("Filter")[0] ?? rule;
   const parts = filter.all("And")[0] ?? filter;
@@ -39,7 +39,7 @@ const ACTIONS: Record<string, (action: XmlElement, what: string) => string[]> = 
     ];
   },
   AbortIncompleteMultipartUpload: (action, what) => [
-    `uploads of ${what} that do not end are given up after ${days(action.text("DaysAfterInitiation"))}`,
+    `incomplete uploads of ${what} are aborted after ${days(action.text("DaysAfterInitiation"))}`,
   ],
 };
 const KNOWN = ["ID", "Status", "Filter", "Prefix"];
@@ -50,7 +50,7 @@ export interface Rule {
   text: string;
 }
 
-/** Returns a sentence for each rule. What has no words here is quoted. */
+/** Returns a description of each rule. Unknown elements are quoted as XML. */
 export function ruleWords(document: XmlElement | null): Rule[] {
   return (document?.all("Rule") ?? []).map((rule) => {
     const what = selected(rule);
@@ -71,7 +71,7 @@ export async function loadRules(bucket: string): Promise<XmlElement> {
   return xml(`/${bucket}?lifecycle`);
 }
 
-/** Stores these rules instead of the bucket's; without any, the bucket has none. */
+/** Replaces the rules of a bucket; an empty list removes its lifecycle configuration. */
 async function store(bucket: string, rules: string[]): Promise<void> {
   if (rules.length === 0) {
     await request(`/${bucket}?lifecycle`, { method: "DELETE" });
@@ -88,7 +88,7 @@ export async function removeRule(bucket: string, document: XmlElement, at: numbe
   await store(bucket, document.all("Rule").filter((_, index) => index !== at).map(serialized));
 }
 
-/** Switches a rule on or off. */
+/** Enables or disables a rule. */
 export async function switchRule(bucket: string, document: XmlElement, at: number, on: boolean): Promise<void> {
   const rules = document.all("Rule").map(serialized);
   rules[at] = rules[at]!.replace(/<Status>\w+<\/Status>/, `<Status>${on ? "Enabled" : "Disabled"}</Status>`);
@@ -111,11 +111,11 @@ export interface Draft {
   days: number;
   /** As `2027-01-31`. */
   date: string;
-  /** Earlier versions that stay; null: none. */
+  /** The number of earlier versions to keep; null: none. */
   keep: number | null;
 }
 
-/** Whether an object is of the sizes to which a rule applies; null: something without a size. */
+/** Whether a rule applies to an object of this size; null: an item without a size. */
 export function matches({ larger, smaller }: Draft, size: number | null): boolean {
   if (size === null) return larger === null && smaller === null;
   return (larger === null || size > larger) && (smaller === null || size < smaller);
@@ -143,7 +143,7 @@ function ruleXml(draft: Draft): string {
   return `<Rule>${element("Status", "Enabled")}<Filter>${filter}</Filter>${actions[draft.action]()}</Rule>`;
 }
 
-/** What a rule would do, as a sentence. */
+/** Returns the description of a rule. */
 export function draftWords(draft: Draft): string {
   return ruleWords(parseXml(`<Rules>${ruleXml(draft)}</Rules>`))[0]!.text;
 }

@@ -1,4 +1,4 @@
-// The dry run of a lifecycle rule: what it would remove now, counted in listings. Nothing is removed.
+// The dry run of a lifecycle rule: counts in listings what the rule would remove now. Removes nothing.
 
 import { xml } from "./api";
 import { type Draft, matches } from "./lifecycle";
@@ -9,18 +9,18 @@ const DAY = 86_400_000;
 const MOST = 100_000;
 
 export interface Due {
-  /** What it would remove, and of how many that it has looked at. */
+  /** What the rule would remove, and the number of entries that were checked. */
   count: number;
   bytes: number;
   looked: number;
-  /** Whether there is more than was looked at. */
+  /** Whether the bucket has more entries than were checked. */
   more: boolean;
 }
 
-/** When something is so many days old, as S3 counts: at the midnight (UTC) after its last full day. */
+/** The time when an item has this age, as S3 counts: the midnight (UTC) after its last full day. */
 const dueTime = (since: number, days: number): number => (Math.floor(since / DAY) + days + 1) * DAY;
 
-/** Counts what a rule would remove if it were applied now; tags are not looked at. */
+/** Counts what a rule would remove if it were applied now; ignores tags. */
 export async function countDue(bucket: string, draft: Draft, signal: AbortSignal): Promise<Due> {
   const due: Due = { count: 0, bytes: 0, looked: 0, more: false };
   const uploads = draft.action === "uploads";
@@ -33,7 +33,7 @@ export async function countDue(bucket: string, draft: Draft, signal: AbortSignal
   let key = "";
   let noncurrent = 0;
   let replaced = 0;
-  let lone = false; // whether the last one is a delete marker, so far without other versions
+  let lone = false; // the last key has a delete marker and, so far, no other version
   const look = (entry: XmlElement): void => {
     const name = decodeName(entry.text("Key"));
     const size = entry.number("Size");

@@ -1,4 +1,4 @@
-// A listing of any length: only the pages near what is shown are held, of the others where they begin.
+// A listing of any length. Only the pages near the visible rows are in memory; of the others, the key before them is.
 
 import { useEffect, useMemo, useReducer, useRef } from "preact/hooks";
 import { list, type Entry } from "./s3";
@@ -13,19 +13,19 @@ interface ListingPage {
 }
 
 export interface Rows {
-  /** How many rows are known so far. */
+  /** The number of rows listed so far. */
   count: number;
-  /** Whether there are more. */
+  /** Whether the bucket has more rows. */
   more: boolean;
   error: unknown;
   loading: boolean;
   entry(index: number): Entry | undefined;
-  /** Has these rows loaded, and what follows if they are at the end. */
+  /** Loads these rows, and the next page if they are near the end. */
   show(first: number, last: number): void;
   reload(): void;
 }
 
-/** Lists `bucket` below `prefix`, behind `after`. */
+/** Lists the keys of `bucket` with `prefix`, after the key `after`. */
 export function useListing(bucket: string, prefix: string, after: string, folders: boolean): Rows {
   const [, update] = useReducer((times: number) => times + 1, 0);
   const [times, reload] = useReducer((before: number) => before + 1, 0);
@@ -80,7 +80,7 @@ export class PagedListing {
     return this.pending.size > 0;
   }
 
-  /** How many entries are in memory. */
+  /** The number of entries in memory. */
   get held(): number {
     return this.pages.reduce((sum, page) => sum + (page.entries?.length ?? 0), 0);
   }
@@ -137,7 +137,7 @@ export class PagedListing {
     this.changed();
   }
 
-  /** Drops the entries of the pages that were shown longest ago. */
+  /** Drops the entries of the pages that were shown least recently. */
   private forget(): void {
     const held = this.pages.filter((page) => page.entries).sort((left, right) => right.used - left.used);
     for (const page of held.slice(HELD)) page.entries = null;

@@ -1,4 +1,4 @@
-// The one stream of a page: what it watches, whole and then as changes. It keeps one version of each document.
+// The event stream of a page: each watched document, first whole and then as changes. Stores the last version of each.
 
 import { apiHeaders, errorOf, reportSessionEnd, type ApiError } from "./api";
 import { useEffect, useState } from "preact/hooks";
@@ -27,11 +27,11 @@ const LONGEST_WAIT = 4_000;
 
 export interface Live {
   documents: Documents;
-  /** Why nothing arrives; empty while the stream is open. */
+  /** Why the stream is closed; empty while it is open. */
   trouble: string;
 }
 
-/** Watches documents of the native API as long as the component is shown. */
+/** Watches documents of the native API while the component is shown. */
 export function useLive(targets: readonly string[]): Live {
   const [documents, setDocuments] = useState<Documents>({});
   const [trouble, setTrouble] = useState("");
@@ -48,7 +48,7 @@ export function useLive(targets: readonly string[]): Live {
           });
         } catch (error) {
           if (abort.signal.aborted) return;
-          setTrouble((error as ApiError).sentence ?? "The node does not answer; trying again.");
+          setTrouble((error as ApiError).sentence ?? "The node does not respond.");
         }
         await new Promise((resolve) => setTimeout(resolve, wait));
         wait = Math.min(2 * wait, LONGEST_WAIT);

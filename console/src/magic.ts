@@ -1,4 +1,4 @@
-// What bytes are, by how they begin: a type that somebody gave an object may be wrong, or a trick.
+// The type of an object by its first bytes. The stored content type is not used: it may be wrong or hostile.
 
 const MAGIC: [string, (data: Uint8Array) => boolean][] = [
   ["image/png", (data) => startsWith(data, 0x89, 0x50, 0x4e, 0x47)],
@@ -25,22 +25,22 @@ function ascii(data: Uint8Array, start: number, end: number): string {
   return String.fromCharCode(...data.subarray(start, end));
 }
 
-/** Returns what the first bytes of a picture say that it is; empty if it is none that a browser decodes. */
+/** Returns the type of an image that browsers decode; empty for other data. */
 export function pictureType(data: Uint8Array): string {
   return MAGIC.find(([, matches]) => matches(data))?.[0] ?? "";
 }
 
-/** Returns the type of a sound that a browser plays; empty if it is none. */
+/** Returns the type of audio that browsers play; empty for other data. */
 export function soundType(data: Uint8Array): string {
   return SOUNDS.find(([, matches]) => matches(data))?.[0] ?? "";
 }
 
-/** Whether it is a table that the node reads: Parquet or Arrow IPC. */
+/** Whether it is a table that the node can preview: Parquet or Arrow IPC. */
 export function isTable(data: Uint8Array): boolean {
   return ascii(data, 0, 4) === "PAR1" || ascii(data, 0, 6) === "ARROW1";
 }
 
-/** Whether it may be an archive: zip, tar, or something compressed that may hold a tar. */
+/** Whether it may be an archive: zip, tar, or compressed data that may contain a tar. */
 export function isArchive(data: Uint8Array): boolean {
   return (
     startsWith(data, 0x50, 0x4b, 3, 4) ||

@@ -1,4 +1,4 @@
-// Arrays in NumPy's format: the header, and as much of the first rows as was read.
+// Arrays in NumPy's format: the header, and the complete rows at the beginning.
 
 import { elements, type Tensor } from "./frame";
 
@@ -18,10 +18,10 @@ const TYPES: Record<string, string> = {
 };
 
 export interface Npy {
-  /** As the file has it, such as `<f4`. */
+  /** As in the header, such as `<f4`. */
   dtype: string;
   shape: number[];
-  /** The first plane, row or value of it; null if it cannot be shown. */
+  /** The first plane, row or value; null if it cannot be shown. */
   first: Tensor | null;
   note: string;
 }
@@ -32,7 +32,7 @@ export function isNpy(data: Uint8Array): boolean {
   return MAGIC.every((byte, index) => data[index] === byte);
 }
 
-/** Reads the beginning of a file; what is not read of the first plane is left out, in whole rows. */
+/** Parses the beginning of a file. Of a first plane that is cut off, the result has the complete rows. */
 export function parseNpy(data: Uint8Array): Npy {
   const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
   const long = data[6]! > 1;
@@ -42,12 +42,12 @@ export function parseNpy(data: Uint8Array): Npy {
   const dtype = /'descr':\s*'([^']*)'/.exec(header)?.[1];
   const extents = /'shape':\s*\(([^)]*)\)/.exec(header)?.[1];
   if (dtype === undefined || extents === undefined) {
-    return { dtype: "records", shape: [], first: null, note: "Arrays of records are not shown." };
+    return { dtype: "records", shape: [], first: null, note: "Structured arrays (records) have no preview." };
   }
   const shape = extents.split(",").map((part) => part.trim()).filter(Boolean).map(Number);
   const type = TYPES[dtype];
-  if (!type) return { dtype, shape, first: null, note: "Elements of this type are not shown." };
-  if (/'fortran_order':\s*True/.test(header)) return { dtype, shape, first: null, note: "Its columns are stored one after the other, which is not shown." };
+  if (!type) return { dtype, shape, first: null, note: "Elements of this type have no preview." };
+  if (/'fortran_order':\s*True/.test(header)) return { dtype, shape, first: null, note: "Arrays in Fortran (column-major) order have no preview." };
   const width = Number(dtype.slice(2));
   const plane = planeOf(shape);
   const row = plane.slice(1).reduce((left, right) => left * right, 1);
@@ -56,13 +56,13 @@ export function parseNpy(data: Uint8Array): Npy {
   const count = plane.length ? rows * row : 1;
   const first: Tensor = { dtype: type, shape: found, data: elements(type, data.slice(end, end + count * width).buffer, 0, count * width) };
   const notes = [
-    plane.length < shape.length ? "The first of its planes is shown." : "",
+    plane.length < shape.length ? "The first plane is shown." : "",
     rows < (plane[0] ?? 1) ? `The first ${rows.toLocaleString("en")} rows are shown.` : "",
   ];
   return { dtype, shape, first, note: notes.filter(Boolean).join(" ") };
 }
 
-/** Returns the last dimensions that make a picture, a matrix or a series. */
+/** Returns the last dimensions that form an image, a matrix or a series. */
 export function planeOf(shape: number[]): number[] {
   const last = shape[shape.length - 1] ?? 0;
   const colours = shape.length > 2 && (last === 1 || last === 3 || last === 4);

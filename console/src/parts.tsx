@@ -1,4 +1,4 @@
-// Parts of pages: messages, charts, meters, dialogs.
+// Shared components: messages, tables, charts, meters, dialogs.
 
 import { cloneElement, toChildArray } from "preact";
 import type { ComponentChildren, JSX, TargetedEvent, VNode } from "preact";
@@ -45,7 +45,7 @@ export interface Loaded<T> {
   reload(): void;
 }
 
-/** Loads something when the page is shown, and again when `keys` change. */
+/** Calls `load` when the component is shown, and again when `keys` change. */
 export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, keys: readonly unknown[]): Loaded<T> {
   const [state, setState] = useState<{ value?: T; error?: unknown }>({});
   const [times, setTimes] = useState(0);
@@ -62,10 +62,10 @@ export function useLoaded<T>(load: (signal: AbortSignal) => Promise<T>, keys: re
 
 export function Meter({ label, used, total, text, goal, ahead = 0 }: {
   label: string;
-  /** Whether it is good that it is full. */
+  /** True if a full bar is no reason for a warning, as for a cache. */
   goal?: boolean;
   used: number;
-  /** What comes after it, in the same unit. */
+  /** The prefetched part that follows the used one, in the same unit. */
   ahead?: number;
   total: number;
   text: string;
@@ -92,8 +92,8 @@ interface Cell {
 }
 
 /**
- * A table, whose rows are cards on a phone: there each cell says the name of its column. `head` has these names, with "#"
- * before those of numbers, and "" for actions; children are its `tr`.
+ * A table whose rows become cards on a narrow screen, where each cell shows the name of its column. `head` lists the names:
+ * "#" marks a column of numbers, "" the column of actions. The children are the rows (`tr`).
  */
 export function Table({ head, children }: { head: string[]; children: ComponentChildren }): JSX.Element {
   const names = head.map((name) => name.replace("#", ""));
@@ -127,12 +127,12 @@ export interface Point {
 const WIDTH = 600;
 const HEIGHT = 96;
 
-/** A line over time. The last value is in the title; a pointer over it, or arrow keys, show earlier ones. */
+/** A line chart over time. The caption shows the last value, or the one under the pointer. */
 export function Chart({ title, points, format, span }: {
   title: string;
   points: Point[];
   format: (value: number) => string;
-  /** Milliseconds that the whole width stands for. */
+  /** The time that the width covers, in milliseconds. */
   span: number;
 }): JSX.Element {
   const [at, setAt] = useState<number | null>(null);
@@ -164,7 +164,7 @@ export function Chart({ title, points, format, span }: {
         viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
         preserveAspectRatio="none"
         role="img"
-        aria-label={`${title}: now ${shown ? format(shown.value) : "unknown"}, at most ${format(top)} in the last hour`}
+        aria-label={`${title}: now ${shown ? format(shown.value) : "unknown"}, maximum ${format(top)} in the last hour`}
         onPointerMove={move}
         onPointerLeave={() => setAt(null)}
       >
@@ -184,7 +184,7 @@ export function Chart({ title, points, format, span }: {
         {chosen && <line x1={x(chosen)} x2={x(chosen)} y1="0" y2={HEIGHT} class="cursor" vector-effect="non-scaling-stroke" />}
       </svg>
       <span class="chart-top quiet" aria-hidden="true">
-        {format(top)}
+        max {format(top)}
       </span>
     </figure>
   );

@@ -1,4 +1,4 @@
-// Policies in plain words: who may do what with which objects, statement by statement.
+// Policies in words: who may do what with which objects, statement by statement.
 
 type OneOrMany<T> = T | T[];
 
@@ -26,19 +26,19 @@ const ACTIONS: Record<string, string> = {
   "s3:PutObject": "store objects",
   "s3:DeleteObject": "delete objects",
   "s3:DeleteObjectVersion": "delete versions of objects for good",
-  "s3:ListBucket": "list the names",
-  "s3:ListBucketVersions": "list the versions",
-  "s3:ListAllMyBuckets": "list the buckets",
-  "s3:GetBucketLocation": "see where the bucket is",
+  "s3:ListBucket": "list objects",
+  "s3:ListBucketVersions": "list versions",
+  "s3:ListAllMyBuckets": "list buckets",
+  "s3:GetBucketLocation": "read the bucket's region",
   "s3:CreateBucket": "create buckets",
   "s3:DeleteBucket": "delete buckets",
   "s3:GetBucketPolicy": "read the bucket's policy",
   "s3:PutBucketPolicy": "change the bucket's policy",
   "s3:GetObjectTagging": "read the tags of objects",
   "s3:PutObjectTagging": "change the tags of objects",
-  "s3:AbortMultipartUpload": "give up uploads",
+  "s3:AbortMultipartUpload": "abort uploads",
   "s3:ListMultipartUploadParts": "list the parts of uploads",
-  "s3:ListBucketMultipartUploads": "list the uploads",
+  "s3:ListBucketMultipartUploads": "list uploads",
   "mesh:PushOp": "push ops",
   "mesh:ListOps": "list ops",
   "mesh:DeleteOp": "remove ops",
@@ -64,8 +64,8 @@ const KEYS: Record<string, string> = {
   "aws:SecureTransport": "the use of TLS",
   "aws:CurrentTime": "the time",
   "aws:username": "the user",
-  "s3:prefix": "the prefix that is listed",
-  "s3:max-keys": "the number of names asked for",
+  "s3:prefix": "the listed prefix",
+  "s3:max-keys": "the requested number of keys",
 };
 
 function joined(parts: string[], word: string): string {
@@ -74,7 +74,7 @@ function joined(parts: string[], word: string): string {
 
 function who({ Principal, NotPrincipal }: Statement): string {
   if (NotPrincipal !== undefined) return `Everyone except ${JSON.stringify(NotPrincipal)}`;
-  if (Principal === undefined) return "Whoever has this policy";
+  if (Principal === undefined) return "Users and keys with this policy";
   if (Principal === "*") return "Everyone, even without a key,";
   const names = [...many(Principal.AWS), ...many(Principal.CanonicalUser)];
   if (names.includes("*")) return "Everyone, even without a key,";
@@ -92,7 +92,7 @@ function where({ Resource, NotResource }: Statement): string {
     if (key === "*") return `all objects of ${bucket}`;
     return /^[^*?]*\*$/.test(key) ? `objects of ${bucket} that begin with ${key.slice(0, -1)}` : `s3://${path}`;
   };
-  if (NotResource !== undefined) return `everything but ${joined(many(NotResource).map(named), "and")}`;
+  if (NotResource !== undefined) return `everything except ${joined(many(NotResource).map(named), "and")}`;
   return joined(many(Resource).map(named), "and");
 }
 
@@ -104,8 +104,8 @@ function when({ Condition = {} }: Statement): string {
       const [, set = "", plain = "", exists = ""] = /^(For(?:Any|All)Values?:)?(.*?)(IfExists)?$/.exec(comparison) ?? [];
       const name = `${SETS[set] ?? set}${KEYS[key] ?? key}`;
       const given = many(values).map(String);
-      if (plain === "Null") return `${name} is ${joined(given.map((each) => (each === "true" ? "missing" : "there")), "or")}`;
-      // A request that does not have the key passes these: a sentence without that would tell of less than is allowed.
+      if (plain === "Null") return `${name} is ${joined(given.map((each) => (each === "true" ? "missing" : "present")), "or")}`;
+      // A request without the key meets these conditions, so the sentence has to say it.
       const absent = exists || set === "ForAllValues:" ? " (or not given)" : "";
       if (plain === "Bool" && key === "aws:SecureTransport" && given.length === 1)
         return `the connection ${given.includes("true") ? "uses" : "does not use"} TLS${absent}`;
@@ -115,11 +115,11 @@ function when({ Condition = {} }: Statement): string {
   return joined(found, "and");
 }
 
-/** Returns a sentence for each statement. Nothing is left out: what has no words here is quoted. */
+/** Returns a description of each statement. It is complete: unknown actions and conditions are quoted. */
 export function policyWords(policy: Policy): { effect: "Allow" | "Deny"; text: string }[] {
   return many(policy.Statement).map((statement) => {
     const allowed = statement.Effect === "Allow";
-    const all = allowed ? "do everything" : "do anything"; // who may never do everything may do a part of it
+    const all = allowed ? "do everything" : "do anything"; // "may never do everything" would allow a part
     const wide: Record<string, string> = { "*": all, "s3:*": `${all} with S3` };
     const words = (actions: string[]): string[] => actions.map((action) => wide[action] ?? ACTIONS[action] ?? action);
     const what =

@@ -1,4 +1,4 @@
-// Operations of S3, as the pages need them.
+// The S3 operations that the pages use.
 
 import { encodeKey, request, xml } from "./api";
 
@@ -8,7 +8,7 @@ export interface Bucket {
 }
 
 export interface Entry {
-  /** The whole key; of a folder, with the slash at its end. */
+  /** The full key; that of a folder ends with a slash. */
   key: string;
   folder: boolean;
   size: number;
@@ -18,7 +18,7 @@ export interface Entry {
 
 export interface Page {
   entries: Entry[];
-  /** The last name of the page if there are more; else empty. */
+  /** The key to continue after; empty at the end. */
   next: string;
 }
 
@@ -38,7 +38,7 @@ export async function deleteBucket(name: string): Promise<void> {
   await request(`/${encodeURIComponent(name)}`, { method: "DELETE" });
 }
 
-/** Keys are encoded in listings, because XML cannot carry every character of them. */
+/** Decodes a key of a listing. Keys are encoded there, because XML cannot represent every character. */
 export function decodeName(text: string): string {
   return decodeURIComponent(text.replaceAll("+", " "));
 }
@@ -47,7 +47,7 @@ export interface Listing {
   bucket: string;
   prefix: string;
   after: string;
-  /** Whether what is below the next slash is one folder. */
+  /** Whether keys are grouped into folders by the next slash. */
   folders: boolean;
   signal?: AbortSignal;
 }
@@ -61,7 +61,7 @@ export async function list(asked: Listing): Promise<Page> {
   });
   if (asked.folders) query.set("delimiter", "/");
   if (asked.after) query.set("start-after", asked.after);
-  const text = query.toString().replaceAll("+", "%20"); // a signature knows no plus for a space
+  const text = query.toString().replaceAll("+", "%20"); // a signature requires %20 for a space
   const found = await xml(`/${asked.bucket}?${text}`, asked.signal ? { signal: asked.signal } : {});
   const entries = [
     ...found.all("CommonPrefixes").map((each) => folder(decodeName(each.text("Prefix")))),
@@ -75,7 +75,7 @@ export async function list(asked: Listing): Promise<Page> {
   ].sort((left, right) => compareKeys(left.key, right.key));
   const last = entries[entries.length - 1];
   const more = found.text("IsTruncated") === "true" && last !== undefined;
-  // A page after a folder begins behind everything in it.
+  // After a folder, the next page starts after all keys in it.
   return { entries, next: more ? (last.folder ? `${last.key}\u{10ffff}` : last.key) : "" };
 }
 
@@ -114,7 +114,7 @@ export async function head(bucket: string, key: string): Promise<ObjectHead> {
 
 export interface Version {
   id: string;
-  /** Whether it says that the object was deleted. */
+  /** Whether it is a delete marker. */
   marker: boolean;
   latest: boolean;
   size: number;
@@ -123,7 +123,7 @@ export interface Version {
 
 const VERSIONS = 200;
 
-/** Returns the versions of an object, the latest first; at most 200. */
+/** Returns at most 200 versions of an object, the latest first. */
 export async function listVersions(bucket: string, key: string): Promise<Version[]> {
   const query = `versions&encoding-type=url&max-keys=${VERSIONS}&prefix=${encodeURIComponent(key)}`;
   const found = await xml(`/${bucket}?${query}`);
@@ -144,7 +144,7 @@ export async function listTags(bucket: string, key: string): Promise<[string, st
   return (set?.all("Tag") ?? []).map((tag) => [tag.text("Key"), tag.text("Value")]);
 }
 
-/** Returns the first bytes of an object, or these bytes of it. */
+/** Returns the bytes of an object from `start` to before `end`. */
 export async function read(bucket: string, key: string, start: number, end: number): Promise<ArrayBuffer> {
   const response = await request(`/${bucket}/${encodeKey(key)}`, {
     headers: { range: `bytes=${start}-${end - 1}` },
@@ -158,7 +158,7 @@ const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, index) => {
   return value;
 });
 
-/** Returns the CRC-32 of bytes in Base64, as `x-amz-checksum-crc32` has it. */
+/** Returns the CRC-32 in Base64, for `x-amz-checksum-crc32`. */
 export function crc32(data: Uint8Array): string {
   let crc = 0xffffffff;
   for (const byte of data) crc = CRC_TABLE[(crc ^ byte) & 255]! ^ (crc >>> 8);

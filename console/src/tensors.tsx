@@ -1,4 +1,4 @@
-// Tensors as pictures, maps of colours, and waves.
+// Tensors as images, colour maps and waveforms.
 
 import type { JSX } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
@@ -7,9 +7,9 @@ import { picture, wave, type Tensor } from "./frame";
 export function Picture({ tensor, name, large }: { tensor: Tensor; name: string; large?: boolean }): JSX.Element {
   const canvas = useRef<HTMLCanvasElement>(null);
   const found = picture(tensor)!;
-  // Before the browser paints: a picture never stands above the name of another row.
+  // Before the browser paints, so that an image never appears above the name of another row.
   useLayoutEffect(() => {
-    // In the page's memory: the pixels are written once, and drawn with what is around them.
+    // Keeps the canvas in memory: the pixels are written once and composited with the page.
     const context = canvas.current?.getContext("2d", { willReadFrequently: true });
     context?.putImageData(new ImageData(found.pixels, found.width, found.height), 0, 0);
   });
@@ -28,7 +28,7 @@ export function Picture({ tensor, name, large }: { tensor: Tensor; name: string;
 const COLUMNS = 600;
 const HEIGHT = 80;
 
-/** A series of floats: in each column, all values between its least and its largest. */
+/** A waveform: each column spans its minimum to its maximum. */
 export function Wave({ tensor, name }: { tensor: Tensor; name: string }): JSX.Element {
   const columns = wave(tensor, COLUMNS) ?? [];
   const top = Math.max(...columns.map(({ low, high }) => Math.max(-low, high)), 1e-9);

@@ -1,5 +1,5 @@
-// Uploads: in one request, or for larger files in parts, several at a time. An upload in parts goes on where it was
-// cut, also after the page was closed: the browser remembers its id, and the node has the parts.
+// Uploads: in one request, or for larger files in parts, several at a time. A multipart upload can be resumed, even after
+// the page was closed: the browser stores its ID, and the node has the parts.
 
 import { apiHeaders, apiUrl, ApiError, encodeKey, readError, request, xml } from "./api";
 import { escapeXml } from "./s3";
@@ -14,7 +14,7 @@ export interface Progress {
   sent: number;
   size: number;
   state: "waiting" | "running" | "retrying" | "done" | "failed";
-  /** What went wrong, as a sentence. */
+  /** The error, as a sentence. */
   message: string;
   resumed: boolean;
 }
@@ -34,7 +34,7 @@ function note(bucket: string, key: string, file: File): string {
   return `upload\n${bucket}\n${key}\n${file.size}\n${file.lastModified}`;
 }
 
-/** Uploads a file; reports how far it is. Throws ApiError, and DOMException AbortError. */
+/** Uploads a file and reports its progress. Throws ApiError, and DOMException AbortError. */
 export async function upload(
   bucket: string,
   key: string,
@@ -127,7 +127,7 @@ async function uploadParts(
       body: `<CompleteMultipartUpload>${listed}</CompleteMultipartUpload>`,
     }),
   );
-  // S3 may report an error after it has begun to answer with 200.
+  // S3 may report an error after it has sent status 200.
   if (finished.name === "Error") throw new ApiError(500, finished.text("Code"), finished.text("Message"));
   localStorage.removeItem(place);
 }
@@ -143,7 +143,7 @@ async function listParts(target: string, id: string): Promise<Part[]> {
   }
 }
 
-/** Gives up an upload that was cut, so that its parts take no space. */
+/** Aborts an interrupted upload, so that its parts take no space. */
 export async function abandon(bucket: string, key: string, file: File): Promise<void> {
   const place = note(bucket, key, file);
   const id = localStorage.getItem(place);
@@ -152,7 +152,7 @@ export async function abandon(bucket: string, key: string, file: File): Promise<
   await request(`/${bucket}/${encodeKey(key)}?uploadId=${encodeURIComponent(id)}`, { method: "DELETE" });
 }
 
-/** Repeats what failed for a reason that may pass. */
+/** Retries after errors that may be temporary. */
 async function again<T>(signal: AbortSignal, report: Report, work: () => Promise<T>): Promise<T> {
   for (let attempt = 1; ; attempt += 1) {
     try {
@@ -168,7 +168,7 @@ async function again<T>(signal: AbortSignal, report: Report, work: () => Promise
   }
 }
 
-/** Sends a body and reports its progress, which fetch cannot; returns the ETag. */
+/** Sends a body with progress reports, which fetch does not have; returns the ETag. */
 function send(
   method: string,
   target: string,
@@ -191,7 +191,7 @@ function send(
     };
     sending.onerror = () => {
       end();
-      reject(new ApiError(0, "Unreachable", "the node does not answer"));
+      reject(new ApiError(0, "Unreachable", "the node does not respond; check the network, then continue the upload"));
     };
     sending.onabort = () => {
       end();

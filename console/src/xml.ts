@@ -1,5 +1,5 @@
-// A reader for the documents of S3: elements and text. DOMParser is not used, because the page's policy forbids
-// turning text into markup.
+// A parser for XML documents of S3: elements and text. DOMParser is not used, because the content security policy of the
+// page forbids turning text into markup.
 
 export class XmlElement {
   readonly children: XmlElement[] = [];
@@ -30,7 +30,7 @@ function decode(text: string): string {
   });
 }
 
-/** Returns the document's root. Throws Error for what is not such a document. */
+/** Returns the root of a document. Throws Error for other text. */
 export function parseXml(text: string): XmlElement {
   const top = new XmlElement("");
   const open = [top];
@@ -48,6 +48,6 @@ export function parseXml(text: string): XmlElement {
     }
   }
   const root = top.children[0];
-  if (!root || open.length !== 1) throw new Error("the document is cut off");
+  if (!root || open.length !== 1) throw new Error("the node's XML response is incomplete; load the page again");
   return root;
 }

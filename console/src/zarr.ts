@@ -1,4 +1,4 @@
-// Chunks of Zarr arrays of versions 2 and 3, decoded by the node: alone, or the first plane of what is together in a shard.
+// Chunks of Zarr arrays (versions 2 and 3), decoded by the node: one chunk, or the first plane of a shard.
 
 import { ApiError, json } from "./api";
 import type { Tensor } from "./frame";
@@ -18,19 +18,19 @@ interface Sharding {
   index_codecs?: { name: string }[];
 }
 
-/** Of version 3. */
+/** The metadata of version 3. */
 interface Metadata {
   fill_value: number | string | boolean;
   chunk_grid: { configuration: { chunk_shape: number[] } };
   codecs: { name: string; configuration?: Sharding }[];
 }
 
-/** An object, or a part of it. */
+/** An object, or a byte range of it. */
 type Sample = string | { url: string; offset: number; length: number };
 
 const product = (shape: number[]): number => shape.reduce((left, right) => left * right, 1);
 
-/** An array: where its chunks are, with the slash, and the key of its metadata. */
+/** An array: the prefix of its chunks, with the slash, and the key of its metadata. */
 export interface ZarrArray {
   place: string;
   metadata: string;
@@ -38,7 +38,7 @@ export interface ZarrArray {
 
 const MOST_AXES = 8;
 
-/** Returns the array of which an object is a chunk; null if its key is none of a chunk. */
+/** Returns the array that an object is a chunk of; null if its key is not that of a chunk. */
 export async function arrayOf(bucket: string, key: string): Promise<ZarrArray | null> {
   const third = /^(.*\/)?c(?:[./]\d+)+$/.exec(key);
   const found = await Promise.all(
@@ -53,7 +53,7 @@ export async function arrayOf(bucket: string, key: string): Promise<ZarrArray | 
   return metadata === undefined ? null : { place: metadata.slice(0, metadata.lastIndexOf("/") + 1), metadata };
 }
 
-/** The places of arrays of which a key may name a chunk: `a/0.1`, or `a/0/1`, where `0` may be a part of the array's name. */
+/** The prefixes of the arrays that a key may be a chunk of: `a/0.1`, or `a/0/1`, where `0` may belong to the array's name. */
 function placesOfVersion2(key: string): string[] {
   const parts = key.split("/");
   const last = parts.pop()!;
@@ -73,7 +73,7 @@ export async function readChunk(bucket: string, { metadata }: ZarrArray, key: st
     const body = JSON.stringify({ ops, samples, results: true });
     const { results } = await json<Trial>("/-/modules/test", { method: "POST", body });
     return results.map(({ result, error }) => {
-      if (result === undefined) throw new ApiError(0, "Chunk", error ?? "it is too large");
+      if (result === undefined) throw new ApiError(0, "Chunk", error ?? "the decoded chunk is too large for a preview");
       return parseNpy(Uint8Array.from(atob(result), (char) => char.charCodeAt(0)));
     });
   };
@@ -94,7 +94,7 @@ export async function readChunk(bucket: string, { metadata }: ZarrArray, key: st
   const found = await decode(wanted.map((index) => ({ url, ...pieces[index]! })));
   const tensors = new Map(wanted.map((index, at) => [index, found[at]!.first!]));
   const first = joined(found[0]!.first!, shown, tensors, Number(told.fill_value));
-  const part = shown.numbers.length === 1 ? " One of them is shown." : ` The first ${shown.rows} × ${shown.columns} of them are shown.`;
+  const part = shown.numbers.length === 1 ? " One chunk is shown." : ` The first ${shown.rows} × ${shown.columns} chunks are shown.`;
   return { dtype: found[0]!.dtype, shape: outer, first, note: note + (shown.numbers.length < product(grid) ? part : "") };
 }
 
@@ -104,7 +104,7 @@ async function readIndex(bucket: string, key: string, size: number, sharding: Sh
   const checked = sharding.index_codecs?.some(({ name }) => name === "crc32c") ?? false;
   const length = 16 * count + (checked ? 4 : 0);
   if (length > size) throw new ApiError(0, "Index", `a shard of ${size} bytes is too small for its index of ${length} bytes`);
-  if (length > INDEX_LIMIT) throw new ApiError(0, "Index", `a shard of ${count.toLocaleString("en")} chunks is too large`);
+  if (length > INDEX_LIMIT) throw new ApiError(0, "Index", `a shard of ${count.toLocaleString("en")} chunks is too large for a preview`);
   const start = sharding.index_location === "start" ? 0 : size - length;
   const view = new DataView(await read(bucket, key, start, start + length));
   return Array.from({ length: count }, (_, index) => {
@@ -116,7 +116,7 @@ async function readIndex(bucket: string, key: string, size: number, sharding: Sh
 interface Visible {
   rows: number;
   columns: number;
-  /** The numbers of the chunks, a row after the other. */
+  /** The numbers of the chunks, row by row. */
   numbers: number[];
 }
 
@@ -132,7 +132,7 @@ function visible(grid: number[], axes: number, most: number): Visible {
   return { rows, columns, numbers: Array.from({ length: rows * columns }, (_, index) => place(index)) };
 }
 
-/** Puts the planes of chunks beside each other; those that are not stored have the fill value. */
+/** Joins the planes of chunks; chunks that are not stored have the fill value. */
 function joined(like: Tensor, { rows, columns, numbers }: Visible, tensors: Map<number, Tensor>, fill: number): Tensor {
   const [height, width, ...rest] = like.shape.length > 1 ? (like.shape as [number, number]) : ([1, like.shape[0] ?? 1] as const);
   const line = width * product(rest);

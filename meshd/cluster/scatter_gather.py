@@ -117,7 +117,7 @@ class ActivityService:
 
 
 _AUDIT_PATIENCE: Final = 3.0
-NO_FILE: Final = "it has no audit log in a file"
+NO_FILE: Final = "its audit log is not a file (set audit-log to a path)"
 
 
 class AuditRequest(msgspec.Struct, frozen=True):

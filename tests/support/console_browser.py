@@ -81,7 +81,7 @@ class Browser:
             """() => {
                 const state = document.querySelector("section[aria-label=State]");
                 const alerts = [...(state?.querySelectorAll("li") ?? [])].map((each) => each.textContent);
-                return state && alerts.every((text) => /^The disks of .+ are .+ full\\.$/.test(text));
+                return state && alerts.every((text) => /^The disks of .+ are .+ full: plan to/.test(text));
             }"""
         )
 

@@ -1,9 +1,9 @@
-// Audit: the last requests that the nodes answered, from their audit logs. For root.
+// Audit log: the last requests from the audit logs of all nodes. For root.
 
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { json } from "../api";
-import { bytes, count, time } from "../format";
+import { bytes, counted, time } from "../format";
 import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 
 interface Entry {
@@ -38,9 +38,9 @@ export function AuditPage(): JSX.Element {
   );
   return (
     <>
-      <Heading title="Audit">
+      <Heading title="Audit log">
         <button type="button" onClick={reload}>
-          Load again
+          Refresh
         </button>
       </Heading>
       <form
@@ -52,8 +52,8 @@ export function AuditPage(): JSX.Element {
         }}
       >
         <label>
-          Lines that contain
-          <input name="wanted" autocapitalize="none" spellcheck={false} placeholder="a user, a bucket, a code" />
+          Entries that contain
+          <input name="wanted" autocapitalize="none" spellcheck={false} placeholder="user, bucket, key or error code" />
         </label>
         <button type="submit">Show</button>
       </form>
@@ -64,18 +64,18 @@ export function AuditPage(): JSX.Element {
           The requests of {node} are not shown: {why}.
         </p>
       ))}
-      {value?.entries.length === 0 && <Empty>No such request lately.</Empty>}
+      {value?.entries.length === 0 && <Empty>{wanted ? "No recent request contains this text." : "The audit logs have no requests yet."}</Empty>}
       {value && value.entries.length > 0 && (
         <>
-          <p class="quiet">The last {count(value.entries.length)} requests, the latest first.</p>
-          <Table head={["When", "Who", "What", "Answer", "Node", "#Bytes"]}>
+          <p class="quiet">The last {counted(value.entries.length, "request")}, newest first.</p>
+          <Table head={["Time", "User", "Request", "Status", "Node", "#Transferred"]}>
             {value.entries.map((entry) => (
               <tr key={`${entry.node} ${entry.request_id}`}>
                 <td class="quiet" title={entry.time}>
                   {time(entry.time)}
                 </td>
                 <td>
-                  {entry.user ?? "nobody"} <span class="quiet">{entry.remote}</span>
+                  {entry.user ?? "anonymous"} <span class="quiet">{entry.remote}</span>
                 </td>
                 <td class="long">
                   {entry.operation}{" "}

@@ -1,10 +1,10 @@
-// One batch: its rows as pictures, text or numbers, with the objects that they were made of.
+// One batch: its rows as images, text or numbers, with the names of their samples.
 
 import type { JSX, RefObject } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
 import { fetchAhead, forgetAhead, loadBatch, type Address, type Batch } from "../address";
 import { extentOf, isPicture, text, wave, type Field } from "../frame";
-import { bytes, count } from "../format";
+import { bytes, count, counted } from "../format";
 import { Loading, Problem } from "../parts";
 import type { RowSource } from "../schema";
 import { Picture, Wave } from "../tensors";
@@ -13,7 +13,7 @@ import { numbers, RowDialog, typeName } from "./row";
 const SHOWN = 128;
 const STATUS = ["", "replaced", "masked", "padding", "failed"];
 
-/** Rows that are loaded before it is known how many of them are on the screen. */
+/** Rows to load before the number of visible rows is known. */
 const FIRST_ROWS = 24;
 
 export function BatchView({ address, onSteps }: { address: Address; onSteps(steps: number): void }): JSX.Element {
@@ -26,7 +26,7 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
   const before = useRef(address);
   const list = useRef<HTMLOListElement>(null);
   const key = JSON.stringify(address);
-  // Before the browser paints what is there, so that the node is asked at once.
+  // Before the browser paints, so that the request starts at once.
   useLayoutEffect(() => {
     const abort = new AbortController();
     const by = address.step - before.current.step;
@@ -77,7 +77,7 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
       removeEventListener("resize", look);
     };
   }, [frame, rows, opened]);
-  // The pictures are made once for each batch, not whenever something around them changes.
+  // The images are rendered once for each batch, not on every change around them.
   const pictures = useMemo(
     () => shown && <Rows list={list} shown={shown} rows={rows} onOpen={setOpened} />,
     [shown, rows, frame?.loaded],
@@ -120,7 +120,7 @@ export function BatchView({ address, onSteps }: { address: Address; onSteps(step
   );
 }
 
-/** How many rows, from the first, have begun where the screen ends. */
+/** Returns the number of rows that begin above the end of the screen. */
 function lastVisible(list: HTMLOListElement | null): number {
   return [...(list?.children ?? [])].filter((row) => row.getBoundingClientRect().top < innerHeight).length;
 }
@@ -150,8 +150,8 @@ function Rows({ list, shown, rows, onOpen }: {
 }
 
 function batchNote(rows: number, size: number, result: string, took: number): string {
-  const how: Record<string, string> = { hit: "was ready", joined: "was being made for another reader", miss: "was made now" };
-  return `${count(rows)} rows, ${bytes(size)}; the frame ${how[result] ?? "arrived"}, ${Math.round(took)} ms to here`;
+  const how: Record<string, string> = { hit: "was cached", joined: "was already being built for another request", miss: "was built for this request" };
+  return `${counted(rows, "row")}, ${bytes(size)}. The batch ${how[result] ?? "arrived"}; loaded in ${Math.round(took)} ms.`;
 }
 
 function typeOf(field: Field): string {
@@ -188,7 +188,7 @@ function Row({ index, fields, status, source, loaded, onOpen }: {
   );
 }
 
-/** The place of a value that is loaded when it comes to the screen. */
+/** The placeholder of a value that is loaded when it becomes visible. */
 function Missing({ field, index }: { field: Field; index: number }): JSX.Element {
   const extent = extentOf(field.row(index).shape);
   return extent ? <span class="missing" style={{ aspectRatio: `${extent.w} / ${extent.h}` }} /> : <span class="value">…</span>;

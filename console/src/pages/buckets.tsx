@@ -1,4 +1,4 @@
-// Buckets: those that the key may list; a new one, and the removal of an empty one.
+// Buckets that the key may list; creation, and deletion of empty ones.
 
 import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
@@ -19,7 +19,7 @@ export function BucketsPage(): JSX.Element {
       </Heading>
       <Problem error={error} />
       {!buckets && !error && <Loading />}
-      {buckets?.length === 0 && <Empty>This key sees no bucket yet.</Empty>}
+      {buckets?.length === 0 && <Empty>There are no buckets that this key may list. Create one with New bucket.</Empty>}
       {buckets && buckets.length > 0 && (
         <Table head={["Name", "Created", ""]}>
           {buckets.map(({ name, created }) => (
@@ -60,7 +60,7 @@ function NewBucket({ onClose, onDone }: { onClose(): void; onDone(): void }): JS
           Name
           <input name="name" required minLength={3} maxLength={63} autocapitalize="none" spellcheck={false} />
         </label>
-        <p class="quiet">3 to 63 lower-case letters, digits, dots and dashes.</p>
+        <p class="quiet">3 to 63 lowercase letters, digits, dots and hyphens.</p>
         <Problem error={error} />
         <div class="buttons">
           <button type="submit" class="primary">
@@ -82,14 +82,14 @@ function RemoveBucket({ name, onClose, onDone }: { name: string; onClose(): void
   };
   return (
     <Dialog title={`Delete ${name}?`} onClose={onClose}>
-      <p>Only an empty bucket can be deleted; its settings go with it.</p>
+      <p>Only an empty bucket can be deleted: delete its objects and versions first. Its settings are deleted with it.</p>
       <Problem error={error} />
       <div class="buttons">
         <button type="button" onClick={onClose}>
-          Keep it
+          Cancel
         </button>
         <button type="button" class="danger" onClick={remove}>
-          Delete the bucket
+          Delete bucket
         </button>
       </div>
     </Dialog>

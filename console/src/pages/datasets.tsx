@@ -1,9 +1,9 @@
-// Datasets: the snapshots, and of each its fields, classes and sizes, its plans, and what could not be used.
+// Datasets: the snapshots, each with its fields, classes, sizes, plans and bad samples.
 
 import type { JSX } from "preact";
 import { json } from "../api";
 import { listPlans, listSnapshots } from "../documents";
-import { ago, bytes, count, percent } from "../format";
+import { ago, bytes, count, counted, percent } from "../format";
 import { Empty, Heading, Loading, Problem, Table, useLoaded } from "../parts";
 import type { BadSample, FieldStatistics, Statistics, StoredPlan } from "../schema";
 import { BadSamples, loadBad, PlanTable } from "./plan";
@@ -17,15 +17,15 @@ function Datasets(): JSX.Element {
   return (
     <>
       <Heading title="Datasets">
-        <p class="quiet">A snapshot pins the samples of a dataset: which objects they are, and which bytes of them.</p>
+        <p class="quiet">A snapshot pins the samples of a dataset: the list of its objects and their contents.</p>
       </Heading>
       <Problem error={error} />
       {!snapshots && !error && <Loading />}
       {snapshots?.length === 0 && (
-        <Empty>No dataset yet. mesh.open("s3://BUCKET/PREFIX", …), or mesh snapshot, makes the first snapshot.</Empty>
+        <Empty>No datasets yet. Create a snapshot with mesh.open("s3://BUCKET/PREFIX", …) or mesh snapshot.</Empty>
       )}
       {snapshots && snapshots.length > 0 && (
-        <Table head={["Snapshot", "Source", "Samples are", "Last used"]}>
+        <Table head={["Snapshot", "Source", "Kind", "Last used"]}>
           {snapshots.map((each) => (
             <tr key={each.hash}>
               <td>
@@ -80,9 +80,9 @@ function Dataset({ snapshot }: { snapshot: string }): JSX.Element {
         <>
           <p class="long">{value.source}</p>
           <section aria-label="Figures" class="tiles">
-            <Tile title="Samples" value={count(value.samples)} note={`${value.kind === "objects" ? "" : `${value.kind}, `}in ${count(value.objects)} objects`} />
-            <Tile title="Bytes" value={bytes(value.bytes)} note={`${bytes(value.bytes / (value.samples || 1))} a sample`} />
-            <Tile title="Shards" value={count(value.shards)} note="ranges that are shuffled as a whole" />
+            <Tile title="Samples" value={count(value.samples)} note={`${value.kind === "objects" ? "" : `${value.kind}, `}in ${counted(value.objects, "object")}`} />
+            <Tile title="Size" value={bytes(value.bytes)} note={`${bytes(value.bytes / (value.samples || 1))} per sample`} />
+            <Tile title="Shards" value={count(value.shards)} note="shuffled as units" />
           </section>
           {Object.entries(value.fields).map(([name, field]) => (
             <section key={name} aria-label={`Field ${name}`}>
@@ -102,9 +102,9 @@ function Dataset({ snapshot }: { snapshot: string }): JSX.Element {
         {known.value?.plans.length === 0 && <Empty>No plan uses this snapshot.</Empty>}
         {known.value && known.value.plans.length > 0 && <PlanTable plans={known.value.plans} />}
         {known.value?.bad.map(({ plan, samples }) => (
-          <section key={plan} aria-label={`Samples that plan ${plan.slice(0, 12)} could not use`}>
+          <section key={plan} aria-label={`Bad samples of plan ${plan.slice(0, 12)}`}>
             <p class="quiet">
-              By the plan <span class="hash">{plan.slice(0, 12)}</span>:
+              Plan <span class="hash">{plan.slice(0, 12)}</span>
             </p>
             <BadSamples bad={samples} />
           </section>
@@ -115,7 +115,7 @@ function Dataset({ snapshot }: { snapshot: string }): JSX.Element {
 }
 
 function typeOf(field: FieldStatistics): string {
-  if (field.kind === "label") return `class, one of ${count(field.classes ?? 0)}`;
+  if (field.kind === "label") return `label, ${counted(field.classes ?? 0, "class", "classes")}`;
   return field.dtype ? `${field.dtype}[${(field.shape ?? []).join("×")}]` : "bytes";
 }
 
@@ -143,7 +143,7 @@ function Classes({ name, counts, classes, total }: {
       />
       {classes > counts.length && (
         <p class="quiet">
-          The {count(counts.length)} classes with the most samples, of {count(classes)}.
+          The {count(counts.length)} largest of {count(classes)} classes.
         </p>
       )}
     </>
@@ -155,7 +155,7 @@ function Sizes({ name, field }: { name: string; field: FieldStatistics }): JSX.E
   return (
     <>
       <p class="quiet">
-        {least === most ? `Each has ${bytes(least)}.` : `From ${bytes(least)} to ${bytes(most)}, ${bytes(field.bytes ?? 0)} in all.`}
+        {least === most ? `Each value has ${bytes(least)}.` : `Values from ${bytes(least)} to ${bytes(most)}, ${bytes(field.bytes ?? 0)} in total.`}
       </p>
       {least !== most && (
         <Bars
@@ -171,7 +171,7 @@ function Sizes({ name, field }: { name: string; field: FieldStatistics }): JSX.E
   );
 }
 
-/** Numbers of samples as bars; a table, so that they can be read without seeing them. */
+/** Numbers of samples as a bar chart, which is a table for screen readers. */
 function Bars({ label, rows }: { label: string; rows: { text: string; samples: number; note: string }[] }): JSX.Element {
   const top = Math.max(1, ...rows.map(({ samples }) => samples));
   return (

@@ -1,8 +1,8 @@
-// Deletion: first a dry run that counts what would go, then the deletion of exactly that.
+// Deletion: a dry run counts the objects, then exactly these are deleted.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { bytes, count } from "../format";
+import { bytes, count, counted } from "../format";
 import { Dialog, Problem } from "../parts";
 import { deleteObjects, list, type Failure } from "../s3";
 
@@ -12,11 +12,11 @@ const BATCH = 1000;
 interface Plan {
   keys: string[];
   size: number;
-  /** Whether there are more than are deleted at once. */
+  /** Whether there are more objects than one deletion removes. */
   cut: boolean;
 }
 
-/** Returns what these names and everything below these folders are. */
+/** Returns the objects with these names, and all objects in these folders. */
 async function plan(bucket: string, names: string[], signal: AbortSignal, tell: (found: number) => void): Promise<Plan> {
   const result: Plan = { keys: [], size: 0, cut: false };
   for (const name of names) {
@@ -79,23 +79,23 @@ export function DeleteDialog({ bucket, names, onClose, onDone }: {
     onDone();
   };
   return (
-    <Dialog title={ended ? "Deleted" : "Delete"} onClose={onClose}>
-      {!planned && !error && <p role="status">Counting what would be deleted: {count(found)} so far …</p>}
+    <Dialog title={ended ? "Objects deleted" : "Delete objects"} onClose={onClose}>
+      {!planned && !error && <p role="status">Counting objects: {count(found)} so far …</p>}
       {planned && deleted === null && (
         <>
           <p>
             This deletes <strong>{count(planned.keys.length)}</strong>{" "}
-            {planned.keys.length === 1 ? "object" : "objects"} of s3://{bucket}, <strong>{bytes(planned.size)}</strong>.
+            {planned.keys.length === 1 ? "object" : "objects"} from s3://{bucket}, <strong>{bytes(planned.size)}</strong>.
             Nothing has been deleted yet.
           </p>
-          {planned.cut && <p>There are more; the first {count(MOST)} are deleted now.</p>}
+          {planned.cut && <p>There are more objects. This deletes the first {count(MOST)}; delete again for the rest.</p>}
           <ul class="dry-run">
             {planned.keys.slice(0, 8).map((key) => (
               <li key={key}>{key}</li>
             ))}
             {planned.keys.length > 8 && <li class="quiet">and {count(planned.keys.length - 8)} more</li>}
           </ul>
-          <p class="quiet">In a bucket with versioning, earlier versions stay.</p>
+          <p class="quiet">If the bucket has versioning, earlier versions are kept.</p>
         </>
       )}
       {planned && deleted !== null && (
@@ -118,11 +118,11 @@ export function DeleteDialog({ bucket, names, onClose, onDone }: {
       <Problem error={error} />
       <div class="buttons">
         <button type="button" onClick={onClose}>
-          {ended ? "Close" : "Keep everything"}
+          {deleted === null ? "Cancel" : "Close"}
         </button>
         {planned && planned.keys.length > 0 && deleted === null && (
           <button type="button" class="danger" onClick={() => void remove()}>
-            Delete {count(planned.keys.length)}
+            Delete {counted(planned.keys.length, "object")}
           </button>
         )}
       </div>

@@ -1,5 +1,5 @@
-// What expires in a bucket: its lifecycle rules in words, and a form for every rule that the daemon knows, which says
-// what it would do before it is added, and what it would remove now.
+// The lifecycle rules of a bucket in words, and a form for new rules that describes the rule and counts what it would
+// remove now.
 
 import type { JSX, TargetedEvent } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -20,18 +20,18 @@ export function Expiry({ bucket }: { bucket: string }): JSX.Element {
   };
   const rules = ruleWords(value ?? null);
   return (
-    <section aria-label="What expires">
-      <h3>What expires</h3>
+    <section aria-label="Lifecycle rules">
+      <h3>Lifecycle rules</h3>
       <Problem error={error} />
       <Problem error={failure} />
-      {value !== undefined && rules.length === 0 && <p>Nothing: it has no lifecycle rules.</p>}
+      {value !== undefined && rules.length === 0 && <p>No lifecycle rules: nothing expires.</p>}
       {rules.length > 0 && (
         <ul class="words">
           {rules.map(({ id, enabled, text }, at) => (
             <li key={`${id} ${text}`}>
-              {!enabled && <span class="tag warn">off</span>} {text} {id && <span class="quiet">{id}</span>}{" "}
-              <button type="button" class="link" aria-label={`Switch ${enabled ? "off" : "on"} rule ${at + 1}`} onClick={() => change(switchRule(bucket, value!, at, !enabled))}>
-                {enabled ? "Switch off" : "Switch on"}
+              {!enabled && <span class="tag warn">disabled</span>} {text} {id && <span class="quiet">{id}</span>}{" "}
+              <button type="button" class="link" aria-label={`${enabled ? "Disable" : "Enable"} rule ${at + 1}`} onClick={() => change(switchRule(bucket, value!, at, !enabled))}>
+                {enabled ? "Disable" : "Enable"}
               </button>{" "}
               <button type="button" class="link" aria-label={`Remove rule ${at + 1}`} onClick={() => change(removeRule(bucket, value!, at))}>
                 Remove
@@ -42,7 +42,7 @@ export function Expiry({ bucket }: { bucket: string }): JSX.Element {
       )}
       {value !== undefined && (
         <details>
-          <summary>A new rule</summary>
+          <summary>Add a rule</summary>
           <RuleForm key={rules.length} bucket={bucket} onAdd={(draft) => change(addRule(bucket, value ?? null, draft))} />
         </details>
       )}
@@ -51,18 +51,18 @@ export function Expiry({ bucket }: { bucket: string }): JSX.Element {
 }
 
 const ACTIONS: Record<Action, string> = {
-  days: "Delete objects some days after they were stored",
+  days: "Delete objects after a number of days",
   date: "Delete objects on a date",
-  versions: "Remove earlier versions some days after they were replaced",
+  versions: "Remove earlier versions after a number of days",
   markers: "Remove delete markers without other versions",
-  uploads: "Give up uploads that do not end",
+  uploads: "Abort incomplete multipart uploads",
 };
 const EMPTY: Draft = { action: "days", prefix: "", tags: [], larger: null, smaller: null, days: 30, date: "", keep: null };
 
 function RuleForm({ bucket, onAdd }: { bucket: string; onAdd(draft: Draft): void }): JSX.Element {
   const [given, setGiven] = useState<Draft>(EMPTY);
   const set = (more: Partial<Draft>): void => setGiven({ ...given, ...more });
-  const whole = ["markers", "uploads"].includes(given.action); // neither has tags or a size
+  const whole = ["markers", "uploads"].includes(given.action); // these actions do not filter by tags or size
   const draft = whole ? { ...given, tags: [], larger: null, smaller: null } : given;
   const ready = draft.action === "date" ? draft.date !== "" : draft.action === "markers" || draft.days >= 1;
   const submit = (event: TargetedEvent<HTMLFormElement, SubmitEvent>): void => {
@@ -86,7 +86,7 @@ function RuleForm({ bucket, onAdd }: { bucket: string; onAdd(draft: Draft): void
   return (
     <form class="filters expiry" onSubmit={submit}>
       <label class="wide-label">
-        What it does
+        Action
         <select name="action" value={draft.action} onChange={(event) => set({ action: event.currentTarget.value as Action })}>
           {Object.entries(ACTIONS).map(([action, words]) => (
             <option key={action} value={action}>
@@ -102,10 +102,10 @@ function RuleForm({ bucket, onAdd }: { bucket: string; onAdd(draft: Draft): void
           <input name="date" type="date" required value={draft.date} onInput={(event) => set({ date: event.currentTarget.value })} />
         </label>
       )}
-      {draft.action === "versions" && number("keep", "Always keep so many", 1, 100)}
+      {draft.action === "versions" && number("keep", "Versions to keep", 1, 100)}
       <label>
-        Keys begin with
-        <input name="prefix" placeholder="all" autocapitalize="none" spellcheck={false} value={draft.prefix} onInput={(event) => set({ prefix: event.currentTarget.value })} />
+        Prefix
+        <input name="prefix" placeholder="all objects" autocapitalize="none" spellcheck={false} value={draft.prefix} onInput={(event) => set({ prefix: event.currentTarget.value })} />
       </label>
       {!whole && (
         <>
@@ -113,15 +113,15 @@ function RuleForm({ bucket, onAdd }: { bucket: string; onAdd(draft: Draft): void
             Tags
             <input name="tags" placeholder="name=value, …" autocapitalize="none" spellcheck={false} onInput={(event) => set({ tags: readTags(event.currentTarget.value) })} />
           </label>
-          {number("larger", "Larger than bytes", 0)}
-          {number("smaller", "Smaller than bytes", 1)}
+          {number("larger", "Larger than (bytes)", 0)}
+          {number("smaller", "Smaller than (bytes)", 1)}
         </>
       )}
       <div class="wide-label">
-        {ready && <p aria-label="What the rule says">{draftWords(draft)}</p>}
+        {ready && <p aria-label="Rule in words">{draftWords(draft)}</p>}
         {ready && <DryRun key={JSON.stringify(draft)} bucket={bucket} draft={draft} />}
-        {draft.prefix === "" && draft.tags.length === 0 && <p class="warn">It applies to the whole bucket.</p>}
-        <button type="submit">Add the rule</button>
+        {draft.prefix === "" && draft.tags.length === 0 && <p class="warn">This rule applies to the whole bucket.</p>}
+        <button type="submit">Add rule</button>
       </div>
     </form>
   );
@@ -143,7 +143,7 @@ const NOUNS: Record<Action, [string, string]> = {
   uploads: ["upload", "uploads"],
 };
 
-/** What the rule would remove now. */
+/** Counts what the rule would remove now. */
 function DryRun({ bucket, draft }: { bucket: string; draft: Draft }): JSX.Element {
   const [running, setRunning] = useState<AbortController | null>(null);
   const [due, setDue] = useState<Due | null>(null);
@@ -170,8 +170,8 @@ function DryRun({ bucket, draft }: { bucket: string; draft: Draft }): JSX.Elemen
       If it were applied now, it would remove {due.count > 0 && draft.tags.length > 0 && "at most "}
       {count(due.count)} {noun}
       {due.bytes > 0 && `, ${bytes(due.bytes)}`}
-      {due.more && `, of the first ${count(due.looked)} that it looked at`}
-      {draft.tags.length > 0 && due.count > 0 && "; their tags were not looked at"}.
+      {due.more && `, among the first ${count(due.looked)} that were checked`}
+      {draft.tags.length > 0 && due.count > 0 && "; tags are not checked"}.
     </p>
   );
 }

@@ -1,4 +1,4 @@
-// Batches: the plans, and of any of them what a rank gets at any step. Two addresses stand side by side.
+// Batches: the plans, and the batch of a rank at any step. Two addresses can be compared side by side.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -19,12 +19,12 @@ function Plans(): JSX.Element {
   return (
     <>
       <Heading title="Batches">
-        <p class="quiet">A plan says what is done with the samples of a dataset; choose one to see its batches.</p>
+        <p class="quiet">A plan is a snapshot with ops, a seed and an order. Choose a plan to see its batches.</p>
       </Heading>
       <Problem error={error} />
       {!plans && !error && <Loading />}
       {plans?.length === 0 && (
-        <Empty>No plan yet. A training job registers one when it makes its loader: mesh.Loader(ds, …).</Empty>
+        <Empty>No plans yet. A training job registers a plan when it creates a loader: mesh.Loader(ds, …).</Empty>
       )}
       {plans && plans.length > 0 && <PlanTable plans={plans} />}
     </>
@@ -44,7 +44,7 @@ function readShown(plan: string, query: URLSearchParams): Shown {
   return { address: readAddress(plan, query), other: otherPlan ? readAddress(otherPlan, query, SECOND) : null };
 }
 
-/** What the browser's address has now. A change begins there: what is drawn may lack the change before it. */
+/** The addresses in the browser's URL. Changes start from these, since the rendered ones may lack the change before. */
 function latestShown(): Shown {
   const { path, query } = readRoute();
   return readShown(path[1] ?? "", query);
@@ -105,7 +105,7 @@ function Inspector({ plan, query }: { plan: string; query: URLSearchParams }): J
     <>
       <Heading title="Batches">
         <button type="button" onClick={toggleOther} aria-pressed={other !== null}>
-          {other ? "One batch" : "Side by side"}
+          {other ? "Single batch" : "Side by side"}
         </button>
       </Heading>
       <nav aria-label="Plan" class="crumbs">
@@ -165,7 +165,7 @@ const WORDS: Record<Name, string> = {
   step: "Step",
   rank: "Rank",
   world: "World size",
-  batch: "Global batch",
+  batch: "Global batch size",
 };
 
 function AddressForm({ address, steps, withPlan, onChange }: {

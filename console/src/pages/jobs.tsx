@@ -1,10 +1,10 @@
-// Jobs: the training loops that read from the mesh, with what they wait for, and the bulk jobs of the nodes.
+// Jobs: the training loops with their waiting times by cause, and the bulk jobs of the nodes.
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { request } from "../api";
 import { findPlan } from "../documents";
-import { ago, bytes, count, duration, percent, shownName } from "../format";
+import { ago, bytes, count, counted, duration, percent, shownName } from "../format";
 import { useLive } from "../live";
 import { Empty, Heading, Loading, Meter, Problem, Table, useLoaded } from "../parts";
 import type { Activity, Job, Jobs, LoaderActivity, PlanActivity } from "../schema";
@@ -30,8 +30,8 @@ export function JobsPage(): JSX.Element {
         {!activity && <Loading />}
         {activity && loops.length === 0 && (
           <Empty>
-            No loop has reported yet. A loader reports what it waits for when its report has a name: mesh.Loader(ds, …,
-            report="resnet").
+            No training loop has reported yet. Give a loader a name to see it here: mesh.Loader(ds, …, report="resnet"), or
+            set MESH_REPORT=resnet.
           </Empty>
         )}
         <div class="cards">
@@ -42,7 +42,7 @@ export function JobsPage(): JSX.Element {
       </section>
       <section aria-label="Bulk jobs">
         <h2>Bulk jobs</h2>
-        {jobs?.length === 0 && <Empty>No job: mesh shard, mesh extract and views that are stored run as jobs.</Empty>}
+        {jobs?.length === 0 && <Empty>No bulk jobs. mesh shard, mesh extract and stored views run as jobs.</Empty>}
         {jobs && jobs.length > 0 && <JobTable jobs={jobs} />}
       </section>
     </>
@@ -52,18 +52,18 @@ export function JobsPage(): JSX.Element {
 interface Loop {
   name: string;
   total: LoaderActivity;
-  /** What happened lately; null while there is nothing to compare with. */
+  /** The change over the last half minute; null before the second document. */
   recent: LoaderActivity | null;
-  /** Seconds of the clock in which it happened. */
+  /** The seconds over which `recent` was measured. */
   elapsed: number;
   nodes: string[];
-  /** How far the loop is, and what its loader has requested, in epochs. */
+  /** The positions of the loop and of the requests of its loader, in epochs. */
   epochs: number;
   requested: number;
-  /** The first digits of its plan, and the user whose key it has; empty if unknown. */
+  /** The first digits of its plan, and the user whose key it uses; empty if unknown. */
   plan: string;
   user: string;
-  /** What its plan cost the nodes, over the same time as `recent`, or since they started. */
+  /** The cost of its plan to the nodes, over the same time as `recent` or since the nodes started. */
   cost: PlanActivity | null;
   /** Other loops that read the same plan. */
   others: string[];
@@ -71,7 +71,7 @@ interface Loop {
 
 type CostByPlan = Record<string, PlanActivity>;
 
-/** Returns the loops with what they did in the last half minute. */
+/** Returns the loops, with their changes over the last half minute. */
 function useLoops(activity: Activity | undefined): Loop[] {
   const kept = useRef<{ time: number; loops: Record<string, LoaderActivity>; parts: Parts; costs: CostByPlan }[]>([]);
   const [found, setFound] = useState<Loop[]>([]);
@@ -112,7 +112,7 @@ function useLoops(activity: Activity | undefined): Loop[] {
 
 type Parts = Record<string, Record<string, LoaderActivity>>;
 
-/** Where a loop is: nodes to which it reported lately know that, the others what it, or an earlier run, reached before. */
+/** Returns the position of a loop. Nodes without a recent report have an old position, perhaps that of an earlier run. */
 function reached(
   now: Record<string, LoaderActivity>,
   before: Record<string, LoaderActivity>,
@@ -130,7 +130,7 @@ function spent(left: PlanActivity | undefined, right: PlanActivity, sign: 1 | -1
   return Object.fromEntries(names.map((name) => [name, (left?.[name] ?? 0) + sign * right[name]])) as unknown as PlanActivity;
 }
 
-/** What a plan cost lately; if it rendered nothing meanwhile, since the nodes started. */
+/** Returns the recent cost of a plan; if no row was built recently, its cost since the nodes started. */
 function costOf(now: CostByPlan, before: CostByPlan, plan: string): PlanActivity | null {
   const whole = now[plan];
   if (!whole) return null;
@@ -156,8 +156,8 @@ function add(left: LoaderActivity | undefined, right: LoaderActivity, sign: 1 | 
 
 const STAGES: Record<string, string> = {
   network: "the network",
-  preprocessing: "preprocessing on the node",
-  fetch: "reading and fetching",
+  preprocessing: "preprocessing on nodes",
+  fetch: "reads on nodes",
 };
 
 function LoopCard({ loop }: { loop: Loop }): JSX.Element {
@@ -173,9 +173,9 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
       <h3>
         <span class={`dot ${active ? "good" : ""}`} aria-hidden="true" />
         {loop.name}
-        <span class={`tag ${active ? "good" : ""}`}>{active ? "running" : "no report lately"}</span>
+        <span class={`tag ${active ? "good" : ""}`}>{active ? "running" : "no recent report"}</span>
       </h3>
-      {loop.user && <p class="quiet">of {loop.user}</p>}
+      {loop.user && <p class="quiet">User: {loop.user}</p>}
       {loop.plan && <Subject plan={loop.plan} />}
       <p class="big">
         {shown.seconds > 0 ? count(shown.samples / shown.seconds) : "–"} <span class="quiet">samples/s</span>
@@ -203,34 +203,34 @@ function LoopCard({ loop }: { loop: Loop }): JSX.Element {
       </ul>
       {loop.cost && <Costs cost={loop.cost} others={loop.others} />}
       <p class="quiet">
-        {active ? "In the last half minute. " : "Since the node started. "}
-        {count(loop.total.samples)} samples in all, from {loop.nodes.join(", ")}.
+        {active ? "Rates: last 30 seconds. " : "Rates: since the nodes started. "}
+        {counted(loop.total.samples, "sample")} in total, from {loop.nodes.join(", ")}.
       </p>
     </article>
   );
 }
 
-/** What a loop trains on; nothing for a key that may not see it. */
+/** The dataset and ops of a loop; nothing if the key may not read the plan. */
 function Subject({ plan }: { plan: string }): JSX.Element | null {
   const { value } = useLoaded(() => findPlan(plan), [plan]);
   if (!value) return null;
   return (
     <p class="quiet">
-      On <a href={`#/datasets/${value.snapshot}`}>{value.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>:{" "}
-      {value.ops.join(" → ") || "as stored"}, <a href={`#/batches/${value.hash}`}>its batches</a>
+      Dataset: <a href={`#/datasets/${value.snapshot}`}>{value.buckets.map((bucket) => `s3://${bucket}`).join(", ")}</a>, ops:{" "}
+      {value.ops.join(" → ") || "none"}. <a href={`#/batches/${value.hash}`}>Show batches</a>
     </p>
   );
 }
 
-/** What the nodes spend on the plan of a loop. */
+/** The cost of the plan of a loop to the nodes. */
 function Costs({ cost, others }: { cost: PlanActivity; others: string[] }): JSX.Element {
   const each = (seconds: number): string => (cost.rows > 0 ? `${figure((1000 * seconds) / cost.rows)} ms` : "–");
   const asked = cost.made + cost.shared;
   const facts: [string, string][] = [
-    ["Processor", `${each(cost.cpu)} a sample`],
-    ["Reading", `${each(cost.reading)} a sample`],
+    ["CPU per sample", each(cost.cpu)],
+    ["Read time per sample", each(cost.reading)],
   ];
-  if (cost.read_ahead > 0) facts.push(["Seeks", `${figure(cost.seeks / cost.read_ahead)} a sample`]);
+  if (cost.read_ahead > 0) facts.push(["Seeks per sample", figure(cost.seeks / cost.read_ahead)]);
   if (asked > 0) facts.push(["Shared batches", percent(cost.shared / asked)]);
   return (
     <>
@@ -242,12 +242,12 @@ function Costs({ cost, others }: { cost: PlanActivity; others: string[] }): JSX.
           </div>
         ))}
       </dl>
-      {others.length > 0 && <p>In one pass over the same plan: {others.join(", ")}.</p>}
+      {others.length > 0 && <p>Shares the plan and these costs with {others.join(", ")}.</p>}
     </>
   );
 }
 
-/** Two digits that count. */
+/** Returns a number with two significant digits. */
 function figure(value: number): string {
   return value >= 10 ? count(value) : String(Number(value.toPrecision(2)));
 }
@@ -258,7 +258,7 @@ function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {
   const share = epochs % 1;
   const ahead = Math.min(1, requested - Math.floor(epochs)) - share;
   const rate = active && loop.elapsed > 0 ? loop.recent!.samples / loop.elapsed : 0;
-  const left = rate > 0 ? `, ${duration(((1 - share) * samples) / rate)} to its end` : "";
+  const left = rate > 0 ? `, ${duration(((1 - share) * samples) / rate)} remaining` : "";
   const prefetched = ahead > 0.005 ? `, ${percent(ahead)} prefetched` : "";
   return (
     <Meter
@@ -267,12 +267,12 @@ function Epoch({ loop, active }: { loop: Loop; active: boolean }): JSX.Element {
       used={share}
       ahead={ahead}
       total={1}
-      text={`${percent(share)} of ${count(samples)} samples${prefetched}${left}`}
+      text={`${percent(share)} of ${counted(samples, "sample")}${prefetched}${left}`}
     />
   );
 }
 
-/** What a job reads and writes. */
+/** The source and the target of a job. */
 function workOf({ source, target, plan }: Record<string, unknown>): JSX.Element | null {
   const from = String(source ?? (plan ? `plan ${String(plan).slice(0, 12)}` : ""));
   if (!from) return null;
@@ -292,7 +292,7 @@ function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
   return (
     <>
       <Problem error={error} />
-      <Table head={["Job", "State", "Progress", "Owner", "Begun", ""]}>
+      <Table head={["Job", "State", "Progress", "Owner", "Created", ""]}>
         {jobs.map((job) => (
           <tr key={job.id}>
             <td>
@@ -303,7 +303,7 @@ function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
               <span class={`tag ${job.state === "failed" ? "bad" : job.state === "done" ? "good" : ""}`}>{job.state}</span>
               {(job.error || job.failures[0]) && (
                 <details>
-                  <summary>{job.failed ? `${count(job.failed)} sources were not read` : "Why"}</summary>
+                  <summary>{job.failed ? `${counted(job.failed, "source")} failed` : "Details"}</summary>
                   {job.error && <p>{job.error}</p>}
                   <ul>
                     {job.failures.slice(0, 5).map((failure) => (
@@ -323,7 +323,7 @@ function JobTable({ jobs }: { jobs: Job[] }): JSX.Element {
               />{" "}
               <span class="quiet">
                 {bytes(job.progress.bytes)}
-                {job.eta_s !== undefined && job.eta_s !== null && `, ${duration(job.eta_s)} to go`}
+                {job.eta_s !== undefined && job.eta_s !== null && `, ${duration(job.eta_s)} remaining`}
               </span>
             </td>
             <td>{job.owner}</td>

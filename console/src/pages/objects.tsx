@@ -1,8 +1,8 @@
-// Objects of a bucket: any number of them, by prefix; upload, preview, download, delete.
+// Objects of a bucket by prefix, however many there are; upload, preview, download, delete.
 
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { bytes, shownName, time } from "../format";
+import { bytes, counted, shownName, time } from "../format";
 import { useListing, type Rows } from "../listing";
 import { Empty, Heading, Problem } from "../parts";
 import type { Entry } from "../s3";
@@ -92,15 +92,15 @@ export function ObjectsPage({ bucket, query, root }: {
         }}
       >
         <label>
-          Keys that begin with
+          Prefix
           <input name="prefix" key={prefix} defaultValue={prefix} autocapitalize="none" spellcheck={false} />
         </label>
         <label>
-          Start behind
+          Start after key
           <input name="after" key={after} defaultValue={after} autocapitalize="none" spellcheck={false} />
         </label>
         <label class="check">
-          <input type="checkbox" checked={flat} onChange={() => go({ flat: flat ? "" : "1" })} /> Without folders
+          <input type="checkbox" checked={flat} onChange={() => go({ flat: flat ? "" : "1" })} /> Hide folders, list all keys
         </label>
         <button type="submit">Show</button>
       </form>
@@ -176,7 +176,7 @@ function ObjectTable({ rows, prefix, selected, onToggle, onOpen }: {
   const measure = (): void => {
     if (box.current) setView({ top: box.current.scrollTop, height: box.current.clientHeight });
   };
-  // The box is another one, at its top, after a listing that began anew.
+  // After a new listing, the box is another element, scrolled to its top.
   const empty = rows.count === 0;
   useEffect(() => {
     measure();
@@ -193,7 +193,7 @@ function ObjectTable({ rows, prefix, selected, onToggle, onOpen }: {
         Loading …
       </p>
     ) : (
-      <Empty>Nothing here. Drop files or folders on this page to upload them.</Empty>
+      <Empty>No objects here. Drop files or folders on this page to upload them.</Empty>
     );
   }
   const shown = Array.from({ length: last - first }, (_, index) => first + index);
@@ -201,8 +201,8 @@ function ObjectTable({ rows, prefix, selected, onToggle, onOpen }: {
   return (
     <>
       <p class="quiet" role="status">
-        {rows.count.toLocaleString("en")}
-        {rows.more ? " names so far; scroll for more" : rows.count === 1 ? " name" : " names"}
+        {counted(rows.count, "entry", "entries")}
+        {rows.more && " so far; scroll for more"}
       </p>
       <div
         class="objects"

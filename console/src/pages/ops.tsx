@@ -1,4 +1,4 @@
-// Ops: the library with the ops of users, the modules that were pushed, and trials of an op on an object.
+// Ops: trials of ops on an object, the modules that users pushed, and the library.
 
 import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
@@ -22,17 +22,17 @@ export function OpsPage(): JSX.Element {
         <Trial names={ops.value?.ops.map(({ op }) => op) ?? []} />
       </section>
       <section aria-label="Modules">
-        <h2>Modules of users</h2>
+        <h2>User modules</h2>
         <Problem error={modules.error} />
-        {modules.value?.modules.length === 0 && <Empty>No module yet: mesh op push FILE stores one.</Empty>}
+        {modules.value?.modules.length === 0 && <Empty>No modules yet. Push one with mesh op push FILE.</Empty>}
         {modules.value && modules.value.modules.length > 0 && <Modules modules={modules.value.modules} />}
       </section>
       <section aria-label="Library">
         <h2>Library</h2>
         <Problem error={ops.error} />
         {!ops.value && !ops.error && <Loading />}
-        <label>
-          Ops whose name or description has
+        <label class="search">
+          Search by name or description
           <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
         </label>
         {found && (
@@ -43,10 +43,10 @@ export function OpsPage(): JSX.Element {
                   <strong>{op.op}</strong>
                 </td>
                 <td>
-                  {op.summary}
+                  <WithCode text={op.summary} />
                   {op.takes && (
                     <p class="quiet">
-                      {op.takes} → {op.gives}
+                      <WithCode text={`${op.takes} → ${op.gives}`} />
                     </p>
                   )}
                 </td>
@@ -58,6 +58,11 @@ export function OpsPage(): JSX.Element {
       </section>
     </>
   );
+}
+
+/** Text whose words in backticks are code. */
+function WithCode({ text }: { text: string }): JSX.Element {
+  return <>{text.split("`").map((part, index) => (index % 2 ? <code key={index}>{part}</code> : part))}</>;
 }
 
 function Modules({ modules }: { modules: Module[] }): JSX.Element {
@@ -96,7 +101,7 @@ function Trial({ names }: { names: string[] }): JSX.Element {
     try {
       ops = JSON.parse(value("ops"));
     } catch {
-      setError(new Error("The ops must be a list in JSON, as in the example."));
+      setError(new Error(`The ops must be a JSON list, such as ${EXAMPLE}.`));
       return;
     }
     setBusy(true);
@@ -113,7 +118,7 @@ function Trial({ names }: { names: string[] }): JSX.Element {
         <input name="sample" required pattern="s3://.+/.+" placeholder="s3://BUCKET/KEY" autocapitalize="none" spellcheck={false} />
       </label>
       <label>
-        Ops, as a list in JSON
+        Ops (JSON list)
         <textarea name="ops" rows={3} spellcheck={false} defaultValue={EXAMPLE} />
       </label>
       <label>
@@ -121,7 +126,7 @@ function Trial({ names }: { names: string[] }): JSX.Element {
         <input name="seed" type="number" min={0} defaultValue="0" />
       </label>
       <p class="quiet">
-        Nothing is stored; each op runs where it runs for a plan. {names.length > 0 && `${names.length} ops are known here.`}
+        Nothing is stored. Each op runs in the same kind of process as for a plan. {names.length > 0 && `${names.length} ops are available.`}
       </p>
       <div class="buttons start">
         <button type="submit" class="primary" disabled={busy}>
@@ -148,7 +153,7 @@ function TrialResult({ output, result }: { output: string; result: TrialRow }): 
     <section aria-label="Result">
       <p role="status">
         {output}, {bytes(result.size ?? 0)} in {(result.seconds ?? 0).toFixed(3)} s;{" "}
-        {result.repeats === false ? <span class="tag warn">another result the second time</span> : "the same the second time"}
+        {result.repeats === false ? <span class="tag warn">a second run returned another result</span> : "a second run returned the same result"}
       </p>
       {isNpy(data) && <ArrayPreview array={parseNpy(data)} name="the result" />}
       {!isNpy(data) && data.length > 0 && (

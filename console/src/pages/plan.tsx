@@ -1,8 +1,8 @@
-// A plan in words: its ops with their arguments, its order, and the samples that could not be used.
+// The details of a plan: its ops with their arguments, its settings, and its bad samples.
 
 import type { JSX } from "preact";
 import { json } from "../api";
-import { ago, count } from "../format";
+import { ago, count, counted } from "../format";
 import { Loading, Problem, Table, useLoaded } from "../parts";
 import type { BadSample, PlanDescription, StoredPlan } from "../schema";
 
@@ -30,7 +30,7 @@ export function PlanDetails({ plan }: { plan: string }): JSX.Element {
   return (
     <details class="plan">
       <summary>
-        What the plan does{bad > 0 && <span class="tag warn">{count(bad)} samples could not be used</span>}
+        Plan details{bad > 0 && <span class="tag warn">{counted(bad, "bad sample")}</span>}
       </summary>
       <Problem error={error} />
       {!value && !error && <Loading />}
@@ -52,7 +52,7 @@ function Spec({ described }: { described: PlanDescription }): JSX.Element {
           </li>
         ))}
       </ol>
-      {ops.length === 0 && <p>No op: the samples are delivered as they are stored.</p>}
+      {ops.length === 0 && <p>No ops: the samples are delivered as they are stored.</p>}
       <dl class="facts">
         <div>
           <dt>Snapshot</dt>
@@ -112,8 +112,8 @@ const SHOWN = 100;
 export function BadSamples({ bad }: { bad: BadSample[] }): JSX.Element {
   return (
     <>
-      <h2>Samples that could not be used</h2>
-      <Table head={["Sample", "Op", "Why", "#Times"]}>
+      <h2>Bad samples</h2>
+      <Table head={["Sample", "Op", "Error", "#Count"]}>
         {bad.slice(0, SHOWN).map((each) => (
           <tr key={`${each.key} ${each.op}`}>
             <td>{each.key}</td>

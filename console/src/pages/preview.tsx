@@ -1,10 +1,10 @@
-// Preview of an object: pictures, sounds, arrays, tables, archives, text and JSON. What it is follows from its bytes, never from the type that
-// somebody gave it, and markup is shown as text: no object is ever a document of the browser.
+// Preview of an object: images, audio, arrays, tables, archives, text and JSON. The bytes of the object determine the kind,
+// not its content type. Markup is shown as text: the browser never opens an object as a document.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { downloadUrl, encodeKey, json } from "../api";
-import { bytes, count, shownName, time } from "../format";
+import { bytes, count, counted, shownName, time } from "../format";
 import { picture, wave } from "../frame";
 import { isArchive, isTable, pictureType, soundType } from "../magic";
 import { isNpy, parseNpy, type Npy } from "../npy";
@@ -52,7 +52,7 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   const type = picture || soundType(first);
   if (type) {
     if (size > MEDIA_LIMIT) {
-      return { kind: "note", text: `The ${picture ? "picture" : "sound"} is too large to be shown; download it.` };
+      return { kind: "note", text: `The ${picture ? "image" : "audio file"} is larger than ${bytes(MEDIA_LIMIT)}: download it to open it.` };
     }
     return { kind: picture ? "picture" : "sound", blob: new Blob([await upTo(MEDIA_LIMIT)], { type }) };
   }
@@ -72,7 +72,7 @@ async function contentOf(bucket: string, key: string, size: number, first: Uint8
   return textOf(first, size > first.length);
 }
 
-/** A chunk of a Zarr array is decoded by the node, with the array's metadata; null if it is no chunk of one. */
+/** Lets the node decode a chunk of a Zarr array; null if the object is not a chunk. */
 async function chunkOf(bucket: string, key: string, size: number): Promise<Content | null> {
   const array = await arrayOf(bucket, key);
   if (array === null) return null;
@@ -91,7 +91,7 @@ export function textOf(data: Uint8Array, cut: boolean): Content {
     try {
       return { kind: "text", text: JSON.stringify(JSON.parse(text), null, 2), cut };
     } catch {
-      // It only begins like JSON.
+      // Not JSON after all.
     }
   }
   return { kind: "text", text, cut };
@@ -118,7 +118,7 @@ export function PreviewDialog({ bucket, entry, onClose }: {
   try {
     link = downloadUrl(bucket, entry.key);
   } catch {
-    // The request of the object has told why.
+    // The request of the object shows the error.
   }
   return (
     <Dialog title={shownName(entry.key)} onClose={onClose} wide>
@@ -193,7 +193,7 @@ function PicturePreview({ blob, name }: { blob: Blob; name: string }): JSX.Eleme
           src={url}
           alt={name}
           onLoad={(event) => setExtent(`${event.currentTarget.naturalWidth} × ${event.currentTarget.naturalHeight}`)}
-          onError={() => setExtent("The browser cannot decode this picture.")}
+          onError={() => setExtent("The browser cannot decode this image.")}
         />
       )}
       <figcaption class="quiet">
@@ -214,7 +214,7 @@ function SoundPreview({ blob, name }: { blob: Blob; name: string }): JSX.Element
           src={url}
           aria-label={name}
           onLoadedMetadata={(event) => setNote(`${event.currentTarget.duration.toFixed(1)} s`)}
-          onError={() => setNote("The browser cannot play this sound.")}
+          onError={() => setNote("The browser cannot play this audio.")}
         />
       )}
       <figcaption class="quiet">
@@ -265,8 +265,8 @@ function TablePreview({ table, name }: { table: TablePreviewed; name: string }):
         </table>
       </div>
       <p class="quiet">
-        The first {count(table.rows.length)} rows
-        {table.hidden > 0 && `, without ${count(table.hidden)} further columns`}.
+        The first {counted(table.rows.length, "row")}
+        {table.hidden > 0 && `; ${counted(table.hidden, "more column is", "more columns are")} not shown`}.
       </p>
     </>
   );
@@ -288,8 +288,8 @@ function ArchivePreview({ found, bucket, name }: { found: Members; bucket: strin
         </Table>
       </div>
       <p class="quiet">
-        {found.kind}: {count(found.count)} files
-        {found.count > found.members.length && `, of which the first ${count(found.members.length)} are shown`}.
+        {found.kind}: {counted(found.count, "file")}
+        {found.count > found.members.length && `; the first ${count(found.members.length)} are shown`}.
       </p>
     </>
   );
@@ -304,7 +304,7 @@ function Member({ bucket, archive, name }: { bucket: string; archive: string; na
       </a>
     );
   } catch {
-    return <>{name}</>; // a browser cannot request its dots
+    return <>{name}</>; // a browser cannot request "." and ".."
   }
 }
 
@@ -323,7 +323,7 @@ function Facts({ head: told }: { head: ObjectHead }): JSX.Element {
   );
 }
 
-/** Tags and versions, requested when somebody wants them. */
+/** Tags and versions, loaded when they are opened. */
 function More({ bucket, name }: { bucket: string; name: string }): JSX.Element {
   const [open, setOpen] = useState(false);
   return (
@@ -340,7 +340,7 @@ function TagsAndVersions({ bucket, name }: { bucket: string; name: string }): JS
   return (
     <>
       <Problem error={tags.error} />
-      {tags.value?.length === 0 && <p class="quiet">No tags.</p>}
+      {tags.value?.length === 0 && <p class="quiet">The object has no tags.</p>}
       <p>
         {tags.value?.map(([tag, value]) => (
           <span class="tag" key={tag}>
@@ -356,7 +356,7 @@ function TagsAndVersions({ bucket, name }: { bucket: string; name: string }): JS
               <td>
                 <span class="hash">{version.id}</span>{" "}
                 {version.latest && <span class="tag good">latest</span>}
-                {version.marker && <span class="tag warn">deleted</span>}
+                {version.marker && <span class="tag warn">delete marker</span>}
               </td>
               <td class="quiet">{time(version.modified)}</td>
               <td class="number">{version.marker ? "" : bytes(version.size)}</td>

@@ -1,4 +1,4 @@
-// One row of a batch: each field as the rank gets it, beside its source, with what the ops drew for it.
+// One row of a batch: each field as the rank receives it, its source, and the random values that the ops drew.
 
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -25,7 +25,7 @@ export function RowDialog({ address, index, fields, replaced, position, source, 
   address: Address;
   index: number;
   fields: Field[];
-  /** Whether another sample stands for the one that could not be used. */
+  /** Whether another sample replaces a bad one. */
   replaced: boolean;
   position: number | undefined;
   source: RowSource | undefined;
@@ -43,7 +43,7 @@ export function RowDialog({ address, index, fields, replaced, position, source, 
         {position !== undefined && `, position ${count(position)} of the epoch`}
         {source && `, sample ${count(source.sample)} of the dataset`}
       </p>
-      {replaced && <p>The sample could not be used; the row is of another one.</p>}
+      {replaced && <p>This sample is bad: the row shows the sample that replaces it.</p>}
       <Problem error={draws.error} />
       {fields.map((field) => (
         <FieldDetail key={field.name} field={field} index={index} source={source} draws={draws.value ?? null} />
@@ -76,7 +76,7 @@ function FieldDetail({ field, index, source, draws }: {
         {shown && (
           <figure>
             <Picture tensor={tensor} name={field.name} large />
-            <figcaption>What the rank gets{shown.scaling && ` (${shown.scaling})`}</figcaption>
+            <figcaption>What the rank receives{shown.scaling && ` (${shown.scaling})`}</figcaption>
           </figure>
         )}
         {shown && place && (
@@ -97,12 +97,12 @@ function FieldDetail({ field, index, source, draws }: {
       {label?.class && <p>Class: {label.class}</p>}
       {tensor.data.length > 1 && (
         <p class="quiet">
-          {scalar(min)} … {scalar(max)}, mean {scalar(mean)}
+          Minimum {scalar(min)}, maximum {scalar(max)}, mean {scalar(mean)}
         </p>
       )}
       {place && (
         <p>
-          Made of{" "}
+          Source:{" "}
           <a href={`#/buckets/${encodeURIComponent(place.bucket)}?prefix=${encodeURIComponent(place.key)}`}>
             s3://{place.bucket}/{place.key}
           </a>{" "}
@@ -121,7 +121,7 @@ type Corner = [number, number];
 
 function wordsOf({ moved, drawn, note }: DrawnOp): string {
   const parts = [
-    moved === null ? "left it as it was" : moved ? motionOf(moved) : "",
+    moved === null ? "not applied" : moved ? motionOf(moved) : "",
     Object.entries(drawn ?? {})
       .map(([name, value]) => `${name} ${typeof value === "number" ? value.toFixed(3) : [value].flat().join(", ")}`)
       .join(", "),
@@ -133,15 +133,15 @@ function wordsOf({ moved, drawn, note }: DrawnOp): string {
 function motionOf({ corners, height, width, mirrored, degrees }: Movement): string {
   const [first, second, , last] = corners as [Corner, Corner, Corner, Corner];
   if (mirrored) {
-    if (second[1] !== first[1]) return "mirrored and turned it";
-    return second[0] < first[0] ? "swapped left and right" : "swapped top and bottom";
+    if (second[1] !== first[1]) return "mirrored and rotated";
+    return second[0] < first[0] ? "mirrored left to right" : "mirrored top to bottom";
   }
-  if (degrees) return `turned it by ${degrees}°`;
+  if (degrees) return `rotated by ${degrees}°`;
   const across = second[0] - first[0];
   const down = last[1] - first[1];
   const whole = (value: number): string => value.toLocaleString("en", { maximumFractionDigits: 1 });
   const scaled = across === width && down === height ? "" : `, scaled to ${width} × ${height}`;
-  return `took ${whole(across)} × ${whole(down)} pixels from (${whole(first[0])}, ${whole(first[1])})${scaled}`;
+  return `cropped ${whole(across)} × ${whole(down)} pixels at (${whole(first[0])}, ${whole(first[1])})${scaled}`;
 }
 
 const PICTURE_LIMIT = 32 << 20;
@@ -151,7 +151,7 @@ function SourcePicture({ bucket, name, offset, length, image }: {
   name: string;
   offset: number;
   length: number;
-  /** Which part of it the row shows, if that is known. */
+  /** The part of the image that the row shows, if it is known. */
   image: ShownPart | undefined;
 }): JSX.Element | null {
   const [url, setUrl] = useState("");
@@ -181,14 +181,14 @@ function SourcePicture({ bucket, name, offset, length, image }: {
       <div class="marked">
         <img src={url} alt={`Source ${name}`} />
         {image && (
-          <svg viewBox={`0 0 ${width} ${height}`} role="img" aria-label="The part of it that the row shows">
+          <svg viewBox={`0 0 ${width} ${height}`} role="img" aria-label="The part of the source that the row shows">
             <polygon points={points} class="outline" vector-effect="non-scaling-stroke" />
             <polygon points={points} class="part" vector-effect="non-scaling-stroke" data-part={JSON.stringify(image.corners)} />
           </svg>
         )}
       </div>
       <figcaption>
-        The source{image && `, ${width} × ${height}; the frame is the part that the row shows`}
+        Source{image && `, ${width} × ${height} pixels; the outline marks the part that the row shows`}
       </figcaption>
     </figure>
   );

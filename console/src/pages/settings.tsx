@@ -1,8 +1,9 @@
-// Settings of a bucket: its policy and lifecycle rules in words, versions and tags, and, for root, its origin and what is cached here.
+// Settings of a bucket: policy and lifecycle rules in words, versioning, tags, and, for root, its origin and its data on
+// this node.
 
 import type { JSX } from "preact";
 import { ifThere, json, request, xml } from "../api";
-import { bytes, count, duration, percent } from "../format";
+import { bytes, count, counted, duration, percent } from "../format";
 import type { Residence } from "../schema";
 import { Dialog, Loading, Problem, useLoaded } from "../parts";
 import { policyWords, type Policy } from "../policy";
@@ -53,20 +54,20 @@ export function SettingsDialog({ bucket, root, onClose }: {
       {!value && !error && <Loading />}
       {value && (
         <>
-          <h3>Who may use it</h3>
-          <p class="quiet">The owner, root, and whom a policy of their own allows.</p>
-          {value.policy ? <PolicyWords policy={value.policy} /> : <p>It has no policy.</p>}
-          <h3>Versions</h3>
+          <h3>Bucket policy</h3>
+          <p class="quiet">Without a policy, the owner, root, and users whose own policies allow it have access.</p>
+          {value.policy ? <PolicyWords policy={value.policy} /> : <p>The bucket has no policy.</p>}
+          <h3>Versioning</h3>
           <p>
             {value.versioning === "Enabled"
-              ? "Replaced and deleted objects are kept as versions."
+              ? "Enabled: replaced and deleted objects are kept as versions."
               : value.versioning === "Suspended"
-                ? "New versions are no longer kept; older ones are still there."
-                : "Replaced and deleted objects cannot be restored."}
+                ? "Suspended: new versions are not kept; existing ones remain."
+                : "Off: replaced and deleted objects cannot be restored."}
           </p>
           <h3>Tags</h3>
           <p>
-            {value.tags.length === 0 && "It has no tags."}
+            {value.tags.length === 0 && "The bucket has no tags."}
             {value.tags.map(([name, tag]) => (
               <span class="tag" key={name}>
                 {name}: {tag}
@@ -87,7 +88,7 @@ export function PolicyWords({ policy }: { policy: Policy }): JSX.Element {
       <ul class="words">
         {policyWords(policy).map(({ effect, text }, index) => (
           <li key={index}>
-            <span class={`tag ${effect === "Allow" ? "good" : "bad"}`}>{effect === "Allow" ? "allowed" : "refused"}</span> {text}
+            <span class={`tag ${effect === "Allow" ? "good" : "bad"}`}>{effect === "Allow" ? "allow" : "deny"}</span> {text}
           </li>
         ))}
       </ul>
@@ -106,19 +107,19 @@ function Place({ bucket }: { bucket: string }): JSX.Element {
   const reads = (value?.here.hits ?? 0) + (value?.here.misses ?? 0);
   return (
     <>
-      <h3>Where it is</h3>
+      <h3>Storage</h3>
       <Problem error={error} />
       {value?.facts?.origin && (
         <p class="long">
-          Its origin is {value.facts.origin.url}; objects are cached as they are read.{" "}
-          {value.facts.origin.write === "off" ? "It takes no writes." : `Writes go to the origin: ${value.facts.origin.write}.`}
+          Origin: {value.facts.origin.url}. Objects are cached when they are read.{" "}
+          {value.facts.origin.write === "off" ? "The bucket is read-only." : `Writes go to the origin (write mode: ${value.facts.origin.write}).`}
         </p>
       )}
       {value?.facts?.copies && <p>Copies of each object: {count(value.facts.copies)}.</p>}
       {value && (
         <p>
-          On {value.here.node}: {value.here.objects === 1 ? "one object" : `${count(value.here.objects)} objects`}, {bytes(value.here.bytes)}
-          {reads > 0 && `; ${percent((value.here.hits ?? 0) / reads)} of the recent reads found their bytes here`}
+          On {value.here.node}: {counted(value.here.objects, "object")}, {bytes(value.here.bytes)}
+          {reads > 0 && `; cache hit ratio of recent reads ${percent((value.here.hits ?? 0) / reads)}`}
           {value.here.idle_s !== undefined && value.here.idle_s > 0 && `; last read ${duration(value.here.idle_s)} ago`}.
         </p>
       )}

@@ -1,4 +1,4 @@
-// Uploads of a page: files and folders that were dropped or chosen, two at a time, each with its progress.
+// Uploads of dropped or selected files and folders, two at a time, each with its progress.
 
 import type { JSX } from "preact";
 import { useEffect, useReducer, useRef } from "preact/hooks";
@@ -63,7 +63,7 @@ export function useUploads(bucket: string, onDone: () => void): Uploads {
         () => report({ state: "done", sent: item.file.size }),
         (error: unknown) => {
           const stopped = error instanceof DOMException && error.name === "AbortError";
-          report({ state: "failed", message: stopped ? "Stopped; Continue resumes it where it was." : sentenceOf(error) });
+          report({ state: "failed", message: stopped ? "Stopped. Continue resumes the upload." : sentenceOf(error) });
         },
       )
       .finally(() => {
@@ -99,7 +99,7 @@ export function useUploads(bucket: string, onDone: () => void): Uploads {
   };
 }
 
-/** Returns the files that were dropped, those in folders too, with the keys that they get. */
+/** Returns the dropped files, including those in folders, with their keys. */
 async function droppedFiles(data: DataTransfer, prefix: string): Promise<Wanted[]> {
   const roots = [...data.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
   const found: Wanted[] = [];

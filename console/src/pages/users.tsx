@@ -1,4 +1,4 @@
-// Users and their keys: for root. A secret is shown once, when its key is made.
+// Users and their keys, for root. A secret key is shown once, when it is created.
 
 import type { JSX, TargetedEvent } from "preact";
 import { useState } from "preact/hooks";
@@ -92,8 +92,8 @@ export function UsersPage(): JSX.Element {
       )}
       {adding && <NewUser onClose={() => setAdding(false)} onDone={reload} />}
       {made && (
-        <Dialog title="A new key" onClose={() => setMade(null)}>
-          <p>This is the only time that the secret is shown. Copy it now.</p>
+        <Dialog title="New access key" onClose={() => setMade(null)}>
+          <p>Copy the secret key now: it cannot be shown again.</p>
           <dl class="facts">
             <div>
               <dt>Access key</dt>
@@ -135,13 +135,14 @@ function UserCard({ user, keys, run, onMade, onFailure }: {
   return (
     <section class="card user" aria-label={`User ${user.user_id}`}>
       <h2>
-        {user.display_name || user.user_id} <span class="quiet">{user.user_id}</span>
+        {user.display_name || user.user_id}{" "}
+        {user.display_name && user.display_name !== user.user_id && <span class="quiet">{user.user_id}</span>}
       </h2>
       <p class="quiet">
         {user.email && `${user.email} · `}
-        {user.policies.length > 0 ? `policies: ${user.policies.join(", ")}` : "no policy of the user's own"}
+        {user.policies.length > 0 ? `policies: ${user.policies.join(", ")}` : fixed ? "all permissions" : "no policies"}
       </p>
-      {keys.length === 0 && <Empty>No key.</Empty>}
+      {keys.length === 0 && <Empty>No access keys. Create one with New key.</Empty>}
       {keys.length > 0 && (
         <Table head={["Access key", "Name", "Policies", "State", ""]}>
           {keys.map((key) => (
@@ -189,7 +190,7 @@ function UserCard({ user, keys, run, onMade, onFailure }: {
   );
 }
 
-/** A policy, which is requested when somebody wants to see it. */
+/** A policy, loaded when it is opened. */
 function PolicyDetails({ name }: { name: string }): JSX.Element {
   const [open, setOpen] = useState(false);
   return (
@@ -229,15 +230,15 @@ function NewUser({ onClose, onDone }: { onClose(): void; onDone(): void }): JSX.
     <Dialog title="New user" onClose={onClose}>
       <form onSubmit={submit}>
         <label>
-          User id
+          User ID
           <input name="id" required autocapitalize="none" spellcheck={false} />
         </label>
         <label>
-          Name
+          Display name
           <input name="name" />
         </label>
         <label>
-          Mail address
+          Email address
           <input name="email" type="email" />
         </label>
         <Problem error={error} />

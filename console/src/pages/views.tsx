@@ -1,4 +1,4 @@
-// Views: buckets whose objects are made from those of another one when they are read.
+// Views: buckets whose objects are computed from those of another bucket when they are read.
 
 import type { JSX } from "preact";
 import { json } from "../api";
@@ -11,13 +11,13 @@ export function ViewsPage(): JSX.Element {
   return (
     <>
       <Heading title="Views">
-        <p class="quiet">A view is a bucket whose objects are made from those of another one when they are read.</p>
+        <p class="quiet">A view is a bucket whose objects are computed from those of another bucket when they are read.</p>
       </Heading>
       <Problem error={error} />
       {!value && !error && <Loading />}
-      {value?.views.length === 0 && <Empty>No view of this key. mesh view makes one.</Empty>}
+      {value?.views.length === 0 && <Empty>There are no views that this key may list. Create one with mesh view.</Empty>}
       {value && value.views.length > 0 && (
-        <Table head={["View", "Made from", "How", "Owner", "Created"]}>
+        <Table head={["View", "Source", "Definition", "Owner", "Created"]}>
           {value.views.map((view) => (
             <tr key={view.name}>
               <td>
@@ -38,7 +38,7 @@ export function ViewsPage(): JSX.Element {
   );
 }
 
-/** What the objects of a view are, in words. */
+/** Describes the objects of a view. */
 function wordsOf({ kind, count: samples, size, batch, world, format }: Record<string, unknown>): string {
   const number = (value: unknown): string => count(Number(value));
   switch (kind) {
@@ -63,7 +63,7 @@ function howOf(view: View["view"]): JSX.Element {
     <>
       {wordsOf(view)} {ops?.map(({ op }) => op).join(" → ")}
       <details>
-        <summary>All of it</summary>
+        <summary>Full definition</summary>
         {ops?.map(({ op, args }, index) => (
           <p key={index}>
             <strong>{op}</strong> <code>{JSON.stringify(args ?? {})}</code>

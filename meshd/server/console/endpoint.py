@@ -100,7 +100,7 @@ class ConsoleEndpoint:
 
     async def _send(self, request: MeshRequest, making: Awaitable[Reply]) -> Reply:
         path = request.raw_path.partition("?")[0]
-        # Who signs in is audited, and what a session does; files and pages are not.
+        # Sign-ins and the requests of a session are audited; files and pages are not.
         signs_in = path in (f"{PREFIX}/session", f"{_OIDC}callback")
         audit = self._deps.audit if signs_in else None
         trace = RequestTrace(self._deps.clock, audit, request.remote)
@@ -141,7 +141,7 @@ class ConsoleEndpoint:
             cookie = self._cookie(request)
             self._check_page(request, self._sessions.open(cookie))
             return await self._streams.send(request, cookie)
-        raise S3Error("NoSuchKey", f"There is nothing at {path[:200]}.")
+        raise S3Error("NoSuchKey", f"There is nothing at {path[:200]}. The console is at {PREFIX}/.")
 
     # --- files ----------------------------------------------------------------------------------------------
 
@@ -155,10 +155,13 @@ class ConsoleEndpoint:
     def _asset(self, request: MeshRequest, name: str) -> Reply:
         found = self._files.find(name)
         if found is None:
-            raise S3Error("NoSuchKey", f"There is no file {name[:100]} of the console.")
+            raise S3Error(
+                "NoSuchKey",
+                f"The console has no file {name[:100]}. Reload the page: the node may have been upgraded.",
+            )
         headers: list[Header] = [
             ("Content-Type", found.content_type),
-            ("Cache-Control", "public, max-age=31536000, immutable"),  # its name has a digest
+            ("Cache-Control", "public, max-age=31536000, immutable"),  # the name contains a digest
             ("Vary", "Accept-Encoding"),
             *CONFINEMENT,
         ]
@@ -189,14 +192,18 @@ class ConsoleEndpoint:
     async def _sign_in(self, request: MeshRequest) -> Reply:
         self._check_origin(request)
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise S3Error("InvalidArgument", "To sign in, send a document of the type application/json.")
+            raise S3Error(
+                "InvalidArgument", "To sign in, send a JSON document with Content-Type: application/json."
+            )
         http = self._deps.http
         body = RequestBody(request, request_head(request, http.max_header_bytes), http.body_timeout)
         data = await body.whole(BodyDigests(), _MAX_SIGN_IN)
         try:
             wanted = msgspec.json.decode(data, type=SignIn)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise S3Error("InvalidArgument", "To sign in, send access_key and secret_key.") from error
+            raise S3Error(
+                "InvalidArgument", "To sign in, send a JSON object with access_key and secret_key."
+            ) from error
         trace = request.trace
         trace.access_key = wanted.access_key[:128]
         cookie = self._sessions.sign_in(wanted.access_key, wanted.secret_key, wanted.session_token)
@@ -233,10 +240,10 @@ class ConsoleEndpoint:
             target, cookie = await oidc.begin(callback)
             kept = ("Set-Cookie", f"{name}={cookie}; Max-Age={COOKIE_SECONDS}; {attributes}")
             return self._reply_with(302, b"", ("Location", target), kept, *_SHORT)
-        if what == "":  # a page asks whether there is such a sign-in
+        if what == "":  # a page checks whether this sign-in is enabled
             return self._reply_with(204, b"", *_SHORT)
         if what != "callback":
-            raise S3Error("NoSuchKey", "There is nothing here.")
+            raise S3Error("NoSuchKey", f"There is nothing here. Sign in at {PREFIX}/.")
         query = request.raw_path.partition("?")[2]
         cookie = await oidc.finish(query, _cookie_value(request, name), callback)
         identity = self._sessions.open(cookie).identity
@@ -270,7 +277,9 @@ class ConsoleEndpoint:
         self._check_origin(request)
         told = request.headers.get(CSRF_HEADER, "")
         if not hmac.compare_digest(told.encode(errors="replace"), session.csrf.encode()):
-            raise S3Error("AccessDenied", "This request did not come from a page of the console.")
+            raise S3Error(
+                "AccessDenied", "The request lacks the token of this session. Reload the page of the console."
+            )
 
     @staticmethod
     def _check_origin(request: MeshRequest) -> None:
@@ -282,10 +291,10 @@ class ConsoleEndpoint:
         if foreign or site not in ("same-origin", "none"):
             raise S3Error("AccessDenied", "Requests from other sites are not accepted here.")
 
-    # --- what a session requests ----------------------------------------------------------------------------
+    # --- requests of a session ------------------------------------------------------------------------------
 
     async def _sign(self, request: MeshRequest) -> None:
-        """Make it a request signed by its session's key. Raises S3Error AccessDenied and others."""
+        """Rewrite the request as one signed with the key of its session. Raises S3Error."""
         session = self._sessions.open(self._cookie(request))
         if request.raw_path.startswith(_API):
             self._check_page(request, session)
@@ -299,7 +308,7 @@ class ConsoleEndpoint:
     def _refuse(self, request: MeshRequest, error: S3Error) -> Reply:
         request.trace.code = error.code
         more = tuple(error.headers.items())
-        if request.raw_path.startswith(_OIDC):  # a person sees it, not the page
+        if request.raw_path.startswith(_OIDC):  # the browser shows it, not the page
             text = ("Content-Type", "text/plain; charset=utf-8")
             return self._reply_with(error.status, f"{error.message}\n".encode(), text, *_SHORT, *more)
         document = {"error": {"code": error.code, "message": error.message}}
@@ -312,8 +321,8 @@ class ConsoleEndpoint:
 
 
 def _cookie_value(request: MeshRequest, name: str) -> str:
-    """Return the value of a cookie; empty without it. A browser sends those of all programs of this host, and
-    `http.cookies` reads none of them if one is not as RFC 6265 has it (`a[0]=1`)."""
+    """Return the value of a cookie, or "". Not with `http.cookies`, which parses none of the cookies if one
+    violates RFC 6265 (`a[0]=1`): a browser sends those of all programs on this host."""
     for pair in request.headers.get("cookie", "").split(";"):
         found, _, value = pair.strip().partition("=")
         if found == name:
@@ -326,7 +335,7 @@ async def _failed(error: S3Error) -> Reply:
 
 
 def _operation(method: str, path: str) -> str:
-    """Return the name under which a request is counted: one of few, whatever clients send."""
+    """Return the operation of a request for metrics: one of a fixed set, whatever clients send."""
     named = (f"{PREFIX}/", f"{PREFIX}/session", f"{PREFIX}/events", f"{_OIDC}begin", f"{_OIDC}callback")
     below = (each for each in (_ASSETS, _API, _DOWNLOAD) if path.startswith(each))
     place = path if path in named else next(below, PREFIX)

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 WATCHABLE: Final = ("/-/activity", "/-/cluster", "/-/jobs")
 INTERVAL: Final = 2.0
-"""Seconds between two looks at the documents."""
+"""Seconds between two checks of the documents."""
 MAX_STREAMS: Final = 64
-"""Streams of one worker; further pages are refused."""
+"""Maximum number of streams of one worker."""
 _LIFETIME: Final = 3600.0
-_POLL: Final = 0.2  # seconds after which a stopping node is noticed
-_HEARTBEATS: Final = 7  # looks without a change before a comment is sent, which finds a client that is gone
+_POLL: Final = 0.2  # seconds until a stream notices that the node stops
+_HEARTBEATS: Final = 7  # checks without a change until a comment is sent, to detect disconnected clients
 _MAX_DOCUMENT: Final = 1 << 20
 _ABSENT: Final = object()
 
@@ -55,7 +55,7 @@ def merge_patch(before: Any, after: Any) -> Any:
 
 
 class EventStreams:
-    """Sends the streams of a worker's pages. `ask` answers a signed request without a connection."""
+    """Sends the streams of the pages of a worker. `ask` handles a signed request without a connection."""
 
     def __init__(
         self,
@@ -80,7 +80,11 @@ class EventStreams:
         if not targets or not set(targets) <= set(WATCHABLE):
             raise S3Error("InvalidArgument", f"watch must be one or more of {', '.join(WATCHABLE)}.")
         if self._open >= MAX_STREAMS:
-            raise S3Error("SlowDown", "Too many pages of the console are open.", headers={"retry-after": "5"})
+            raise S3Error(
+                "SlowDown",
+                f"This worker serves {MAX_STREAMS} open pages of the console, its maximum. Close some pages.",
+                headers={"retry-after": "5"},
+            )
         self._sessions.open(cookie)
         self._open += 1
         try:
@@ -122,7 +126,12 @@ class EventStreams:
         asked = self._signer.made(target, request, request.headers.get("host", ""), session)
         reply = await self._ask(asked, target)
         if len(reply.body) > _MAX_DOCUMENT:
-            document: Any = {"error": {"code": "TooLarge", "message": "This is too much to be watched."}}
+            document: Any = {
+                "error": {
+                    "code": "TooLarge",
+                    "message": "The document is too large for the event stream; request it with the API.",
+                }
+            }
         else:
             document = msgspec.json.decode(reply.body)
         if target not in known:
@@ -135,7 +144,7 @@ class EventStreams:
         return _chunk("patch", {"target": target, "patch": patch})
 
     async def _rest(self, request: MeshRequest) -> None:
-        """Wait until the next look; shorter if the node stops."""
+        """Wait until the next check; shorter if the node stops."""
         for _ in range(round(INTERVAL / _POLL)):
             if request.connection.is_closing:
                 return

@@ -42,7 +42,7 @@ _log = logging.getLogger("meshd.auth")
 
 
 class _Begun(msgspec.Struct, frozen=True, array_like=True):
-    """A sign-in that has begun. `verifier`: PKCE's; `expires` in seconds since 1970."""
+    """A sign-in in progress. `verifier`: that of PKCE; `expires` in seconds since 1970."""
 
     state: str
     nonce: str
@@ -105,11 +105,15 @@ class OidcSignIn:
         except ValueError:  # more fields than any provider sends
             given = {}
         if not hmac.compare_digest(given.get("state", "").encode(errors="replace"), begun.state.encode()):
-            raise S3Error("AccessDenied", "This sign-in was not started in this browser: start again.")
+            raise S3Error(
+                "AccessDenied", "This sign-in was not started in this browser: start again at /console."
+            )
         code = given.get("code", "")
         if not code or len(code) > _MAX_CODE:
             why = given.get("error", "no code")[:80]
-            raise S3Error("AccessDenied", f"The identity provider did not sign you in ({why}).")
+            raise S3Error(
+                "AccessDenied", f"The identity provider did not sign you in ({why}). Try again at /console."
+            )
         provider = self._provider()
         token = await self._id_token(provider, code, begun.verifier, callback)
         wanted = WebIdentityRequest(self._settings.role, "console", token)
@@ -147,7 +151,10 @@ class OidcSignIn:
         clients = audience if isinstance(audience, list) else [audience]
         same = hmac.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode())
         if not same or self._settings.client_id not in clients:
-            raise S3Error("AccessDenied", "The identity provider's token is not for this sign-in.")
+            raise S3Error(
+                "AccessDenied",
+                "The identity provider sent a token of another sign-in or client. Try again at /console.",
+            )
 
     def _provider(self) -> IdentityProvider:
         role = self._roles.roles().get(self._settings.role)
@@ -155,7 +162,8 @@ class OidcSignIn:
         if provider is None:
             raise S3Error(
                 "AccessDenied",
-                f"The role {self._settings.role} does not exist: ask root to add it.",
+                f"The role {self._settings.role} of console-oidc-role, or its provider, does not exist: ask "
+                "root to add it.",
             )
         return provider
 
@@ -165,7 +173,9 @@ class OidcSignIn:
         return base64.urlsafe_b64encode(code + payload).rstrip(b"=").decode()
 
     def _open(self, cookie: str) -> _Begun:
-        again = S3Error("AccessDenied", "The sign-in took too long, or was not started here: start again.")
+        again = S3Error(
+            "AccessDenied", "The sign-in has expired, or was started elsewhere: start again at /console."
+        )
         try:
             sealed = base64.b64decode(cookie + "=" * (-len(cookie) % 4), altchars=b"-_", validate=True)
             code, payload = sealed[:_CODE_BYTES], sealed[_CODE_BYTES:]
@@ -181,4 +191,8 @@ class OidcSignIn:
 
 def _unreachable(provider: IdentityProvider, error: Exception) -> S3Error:
     _log.warning("cannot sign users in", extra={"idp": provider.name, "why": str(error)[:300]})
-    return S3Error("ServiceUnavailable", f"The identity provider {provider.name} failed; see the node's log.")
+    return S3Error(
+        "ServiceUnavailable",
+        f"The identity provider {provider.name} is unreachable or returned an error. Try again; the node's "
+        "log has the details.",
+    )

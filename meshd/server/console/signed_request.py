@@ -47,7 +47,7 @@ _PASSED: Final = frozenset(
 _SIGNATURE: Final = ("x-amz-date", "x-amz-content-sha256", "x-amz-security-token")
 _NO_BODY: Final = "GET", "HEAD"
 REFUSED: Final = ("/-/console", "/-/peer/", "/-/sts")
-"""Targets that no page may reach: itself, the calls of nodes, and new credentials."""
+"""Targets that pages may not request: the console itself, calls between nodes, and new credentials."""
 
 
 def _passes(name: str) -> bool:
@@ -55,7 +55,7 @@ def _passes(name: str) -> bool:
 
 
 class SessionSigner:
-    """Signs requests for sessions. One per process; `region` is that of new buckets."""
+    """Signs requests for sessions. One per process; `region`: that of signatures and new buckets."""
 
     def __init__(self, clock: Clock, http: HttpSettings, region: str) -> None:
         self._clock, self._http, self._region = clock, http, region
@@ -63,11 +63,11 @@ class SessionSigner:
     async def sign(self, request: MeshRequest, target: str, session: ConsoleSession) -> None:
         """Make a page's request one for `target`, signed by the session's key.
 
-        The body of a native request is read and covered by the signature, as the administration API demands;
+        The body of a native request is read and covered by the signature, as the administration API requires;
         that of an S3 request streams. Raises S3Error AccessDenied, MaxMessageLengthExceeded.
         """
         if target.startswith(REFUSED):
-            raise S3Error("AccessDenied", "The console cannot be used for this.")
+            raise S3Error("AccessDenied", "Pages of the console may not request this. Use another client.")
         payload = EMPTY_SHA256 if request.method in _NO_BODY else UNSIGNED_PAYLOAD
         if target.startswith("/-/") and request.body_exists:
             payload = await self._buffered_body(request)

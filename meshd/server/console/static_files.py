@@ -35,17 +35,16 @@ CONFINEMENT: Final[tuple[Header, ...]] = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-"""Headers of every response of the console itself."""
+"""Headers of every response of the console."""
 NOT_BUILT: Final = (
-    "The console is not built in this installation, so there is nothing to show here. S3 and everything else "
-    "work without it. In a clone, `make console` builds it (with Node.js, which `make` takes from a wheel); "
-    "then load this page again.\n"
+    "This installation does not contain the console. Everything else works without it. In a clone, run "
+    "`make console` (it installs Node.js from a wheel if needed) and reload this page.\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file: its bytes, and the same compressed."""
+    """The bytes of a file, plain and compressed."""
 
     content_type: str
     plain: bytes
@@ -53,7 +52,7 @@ class StaticFile:
 
 
 class StaticFiles:
-    """Files below `directory`, read at their first use and kept."""
+    """Files below `directory`, read at first use and cached."""
 
     def __init__(self, directory: Path = DIRECTORY) -> None:
         self._directory = directory

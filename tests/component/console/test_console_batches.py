@@ -53,8 +53,8 @@ def test_batches_are_those_that_a_rank_gets(
     told = browser.page.locator("[aria-label='What the ops drew for image'] li")
     told.first.wait_for()
     drawn = told.all_inner_texts()
-    assert re.fullmatch(r"random_resized_crop took .* pixels from .*, scaled to 96 × 96", drawn[0])
-    assert drawn[1] in ("hflip left it as it was", "hflip swapped left and right")
+    assert re.fullmatch(r"random_resized_crop cropped .* pixels at .*, scaled to 96 × 96", drawn[0])
+    assert drawn[1] in ("hflip not applied", "hflip mirrored left to right")
     part = browser.page.locator("dialog .marked .part").get_attribute("data-part")
     assert np.array_equal(np.array(json.loads(part or "")), drawn_corners(daemon, plan, step, 0))
     browser.page.keyboard.press("Escape")
@@ -217,12 +217,12 @@ def test_a_loop_is_as_far_as_what_it_has_received(
         await_true(lambda: told("earlier"))
         assert told("earlier")["epochs"] == 2 / steps
         browser.page.wait_for_selector(
-            "article[aria-label='Loop far-ahead'] >> text=On s3://photos: decode → "
+            "article[aria-label='Loop far-ahead'] >> text=Dataset: s3://photos, ops: decode → "
         )
         facts = browser.page.locator("article[aria-label='Loop far-ahead'] dl").inner_text()
-        assert browser.page.locator("article[aria-label='Loop far-ahead'] >> text=of root").count() == 1
+        assert browser.page.locator("article[aria-label='Loop far-ahead'] >> text=User: root").count() == 1
         assert browser.violations() == []
-        assert re.search(r"Processor\s+[0-9.]+ ms a sample\s+Reading\s+[0-9.]+ ms a sample", facts), facts
+        assert re.search(r"CPU per sample\s+[0-9.]+ ms\s+Read time per sample\s+[0-9.]+ ms", facts), facts
         assert re.search(r"Shared batches\s+[0-9.]+.%", facts), facts
 
 
@@ -247,7 +247,7 @@ def test_an_op_is_tried_on_an_object(daemon: Daemon, browser: Browser) -> None:
     browser.screenshot("trial")
     canvas = page.locator("[aria-label=Result] canvas")
     assert (canvas.get_attribute("width"), canvas.get_attribute("height")) == ("30", "20")
-    assert "the same the second time" in page.locator("[aria-label=Result]").inner_text()
+    assert "a second run returned the same result" in page.locator("[aria-label=Result]").inner_text()
     page.fill("[name=ops]", '[{"op": "decode"}, {"op": "<b>no such op</b>"}]')
     page.click("button:has-text('Run')")
     page.wait_for_selector(".problem:has-text('<b>no such op</b>')")

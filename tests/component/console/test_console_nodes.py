@@ -24,7 +24,7 @@ def test_a_node_is_killed_while_somebody_looks(nodes: DaemonCluster, browser: Br
         s3.get_object(Bucket="private", Key=key)["Body"].read()
     browser.show("/audit", ".problem")
     assert page.locator(".problem").all_inner_texts() == [
-        "The requests of n2 are not shown: it has no audit log in a file."
+        "The requests of n2 are not shown: its audit log is not a file (set audit-log to a path)."
     ]
     page.fill("[name=wanted]", "GetObject")
     page.click("button:has-text('Show')")
@@ -55,7 +55,7 @@ def test_a_page_outlives_its_node(daemon: Daemon, chromium: Any) -> None:
         browser.show("/overview", "section[aria-label=State]")
         browser.await_order()
         daemon.stop()
-        browser.page.wait_for_selector(".problem:has-text('may be old')")
+        browser.page.wait_for_selector(".problem:has-text('may be out of date')")
         daemon.up()
         browser.page.wait_for_selector(".problem", state="detached")
         browser.page.click("text=Sign out")

@@ -36,15 +36,15 @@ UPLOAD: Final = int(os.environ.get("MESH_TEST_UPLOAD_BYTES", "24_000_000"))
 
 def test_long_listings_load_as_they_are_scrolled(browser: Browser) -> None:
     browser.show("/buckets/many", ".object .name button")
-    assert "1,000 names so far" in browser.page.locator("main p[role=status]").inner_text()
+    assert "1,000 entries so far" in browser.page.locator("main p[role=status]").inner_text()
     browser.page.locator(".objects").evaluate("box => box.scrollTo(0, box.scrollHeight)")
-    browser.page.wait_for_selector(f"text={MANY:,} names")
+    browser.page.wait_for_selector(f"text={MANY:,} entries")
     browser.page.locator(".objects").evaluate("box => box.scrollTo(0, box.scrollHeight)")
     browser.page.wait_for_selector(f"text={MANY - 1:07}")
     assert browser.page.locator(".object").count() < 80
     browser.page.fill("[name=after]", "0001000")
     browser.page.click("text=Show >> nth=-1")
-    browser.page.wait_for_selector(f"text={MANY - 1001} names")
+    browser.page.wait_for_selector(f"text={MANY - 1001} entries")
     browser.page.wait_for_selector("button:has-text('0001001')")
 
 
@@ -110,14 +110,14 @@ def test_previews_show_what_objects_hold(daemon: Daemon, browser: Browser) -> No
         daemon.request("PUT", f"/private/shown/{name}", data.getvalue())
     page = browser.page
     expected = {
-        "array.npy": ("dialog canvas", "<f4[2×8×16]. The first of its planes is shown."),
+        "array.npy": ("dialog canvas", "<f4[2×8×16]. The first plane is shown."),
         "rows.parquet": ("dialog td", f"{attack}\t[0.5, 1.0]\nnull\t[2.0]"),
         "files.tar": ("dialog .sheet a", f"a/{attack}.txt\t4 B"),
         "sound.bin": ("dialog audio", "WAV 0.5 s"),
         "old/0/1/0/0": ("dialog canvas", "<f4[1×4×8]."),
         "old/columns/1.0.0": ("dialog canvas", "<f4[1×4×8]."),
         "z/c/1/0/0": ("dialog canvas", "<f4[1×4×8]."),
-        "plane.npy": ("dialog canvas", "<f4[2×16×24]. The first of its planes is shown."),
+        "plane.npy": ("dialog canvas", "<f4[2×16×24]. The first plane is shown."),
         "shards/c/0/0/0": (
             "dialog canvas",
             "A shard of 2 × 4 × 3 chunks of 1 × 4 × 8, of which 22 are stored.",
@@ -156,9 +156,9 @@ def test_a_deletion_says_what_it_would_delete_first(daemon: Daemon, browser: Bro
     browser.show("/buckets/private?prefix=gone%2F", "text=old/")
     browser.page.check("[aria-label='Select gone/old/']")
     browser.page.click("button:has-text('Delete (1)')")
-    browser.page.wait_for_selector("dialog >> text=This deletes 2 objects of s3://private, 10 B")
+    browser.page.wait_for_selector("dialog >> text=This deletes 2 objects from s3://private, 10 B")
     assert daemon.request("GET", "/private/gone/old/a").status == 200
-    browser.page.click("dialog >> button:has-text('Delete 2')")
+    browser.page.click("dialog >> button:has-text('Delete 2 objects')")
     browser.page.wait_for_selector("text=2 of 2 deleted")
     browser.page.click("dialog >> button:has-text('Close') >> nth=-1")
     assert daemon.request("GET", "/private/gone/old/b").status == 404
@@ -206,7 +206,7 @@ def test_an_upload_goes_on_after_a_cut(nodes: DaemonCluster, browser: Browser, t
             route.continue_()
 
     browser.page.route("**/*partNumber=*", cut_once)
-    browser.show("/buckets/uploads", "text=Nothing here")
+    browser.show("/buckets/uploads", "text=No objects here")
     dropped = [str(tmp_path / name) for name in ("large.bin", "folder")]
     debugger = browser.context.new_cdp_session(browser.page)
     for kind in ("dragEnter", "dragOver", "drop"):

@@ -174,7 +174,10 @@ def test_temporary_credentials_may_sign_in(daemon: Daemon, page: ConsoleClient) 
 @pytest.mark.parametrize("target", ["/-/sts", "/-/peer/activity", "/-/console/session", "/-/console/api/"])
 def test_some_targets_are_out_of_reach(page: ConsoleClient, target: str) -> None:
     answer = page.api("POST", target, b"{}")
-    assert (answer.status, message_of(answer)) == (403, "The console cannot be used for this.")
+    assert (answer.status, message_of(answer)) == (
+        403,
+        "Pages of the console may not request this. Use another client.",
+    )
 
 
 def test_bodies_of_both_kinds_arrive_whole(page: ConsoleClient) -> None:

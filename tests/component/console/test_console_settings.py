@@ -39,7 +39,7 @@ RULES: Final = (
     ({"action": "markers"}, "Delete markers without other versions are removed.", "0 delete markers."),
     (
         {"action": "uploads", "days": "1", "prefix": "in/"},
-        "Uploads of objects that begin with in/ that do not end are given up after one day.",
+        "Incomplete uploads of objects that begin with in/ are aborted after one day.",
         "0 uploads.",
     ),
 )
@@ -85,7 +85,7 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
     page.click("button:has-text('Settings')")
     page.wait_for_selector("dialog >> text=On n1")
     words = (
-        "Everyone, even without a key, may read objects and list the names. Applies to bucket photos and "
+        "Everyone, even without a key, may read objects and list objects. Applies to bucket photos and "
         f"objects of photos that begin with {attack}, if the client's address is in 10.0.0.0/8."
     )
     told = page.locator("dialog .words").inner_text()
@@ -93,15 +93,15 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
     for part in (
         "Everyone, even without a key, may never do anything with S3.",
         "the connection uses TLS (or not given)",
-        "the prefix that is listed is there",
+        "the listed prefix is present",
         "every value of s3:RequestObjectTagKeys is like a* (or not given)",
     ):
         assert part in told
     assert page.locator("dialog .tag").last.inner_text() == "team: vision"
     browser.screenshot("settings")
-    expiry = page.locator("section[aria-label='What expires']")
-    assert "it has no lifecycle rules" in expiry.inner_text()
-    page.click("summary:has-text('A new rule')")
+    expiry = page.locator("section[aria-label='Lifecycle rules']")
+    assert "No lifecycle rules" in expiry.inner_text()
+    page.click("summary:has-text('Add a rule')")
     page.select_option("dialog [name=action]", "date")
     page.fill("dialog [name=date]", "2020-01-01")  # never added: it would delete what the other tests read
     page.click("button:has-text('What would it remove now?')")
@@ -113,10 +113,10 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
                 page.select_option("dialog [name=action]", value)
             else:
                 page.fill(f"dialog [name={name}]", value)
-        expiry.get_by_label("What the rule says").get_by_text(says).wait_for()
+        expiry.get_by_label("Rule in words").get_by_text(says).wait_for()
         page.click("button:has-text('What would it remove now?')")
         expiry.get_by_text(f"If it were applied now, it would remove {due}").wait_for()
-        page.click("button:has-text('Add the rule')")
+        page.click("button:has-text('Add rule')")
         page.wait_for_selector(f"[aria-label='Remove rule {number}']")
     browser.screenshot("lifecycle")
     with contextlib.closing(daemon.client()) as s3:
@@ -139,17 +139,17 @@ def test_settings_policies_and_the_audit_log_in_words(daemon: Daemon, browser: B
         page.wait_for_selector("[aria-label='Remove rule 3']", state="detached")
         first, second = expiry.locator("li").all_inner_texts()
         assert first.startswith(
-            "off Earlier versions of objects that begin with a/, smaller than 2 KiB are removed one day "
+            "disabled Earlier versions of objects that begin with a/, smaller than 2 KiB are removed one day "
             "after they were replaced, except the last 3. v"
         )
-        assert second.startswith("Uploads of objects that do not end are given up after 2 days.")
-        page.click("[aria-label='Switch on rule 1']")
-        page.wait_for_selector("[aria-label='Switch off rule 1']")
+        assert second.startswith("Incomplete uploads of objects are aborted after 2 days.")
+        page.click("[aria-label='Enable rule 1']")
+        page.wait_for_selector("[aria-label='Disable rule 1']")
         assert s3.get_bucket_lifecycle_configuration(Bucket="photos")["Rules"][0]["Status"] == "Enabled"
         page.click("[aria-label='Remove rule 2']")
         page.wait_for_selector("[aria-label='Remove rule 2']", state="detached")
         page.click("[aria-label='Remove rule 1']")
-        expiry.get_by_text("it has no lifecycle rules").wait_for()
+        expiry.get_by_text("No lifecycle rules").wait_for()
         with pytest.raises(s3.exceptions.ClientError, match="NoSuchLifecycleConfiguration"):
             s3.get_bucket_lifecycle_configuration(Bucket="photos")
     page.keyboard.press("Escape")
@@ -168,10 +168,10 @@ def test_where_the_objects_of_an_origin_are(daemon: Daemon, browser: Browser, tm
     assert len(s3.get_object(Bucket="scans", Key="a.bin")["Body"].read()) == 3000
     browser.show("/buckets/scans", "button:has-text('Settings')")
     browser.page.click("button:has-text('Settings')")
-    browser.page.wait_for_selector(f"dialog >> text=Its origin is file://{tmp_path}; objects are cached")
+    browser.page.wait_for_selector(f"dialog >> text=Origin: file://{tmp_path}. Objects are cached")
     text = browser.page.locator("dialog").inner_text()
-    assert "It takes no writes." in text
-    assert re.search(r"On n1: (one object, 2.9 KiB|0 objects)", text), text
+    assert "The bucket is read-only." in text
+    assert re.search(r"On n1: (1 object, 2.9 KiB|0 objects)", text), text
     browser.page.keyboard.press("Escape")
     s3.delete_bucket(Bucket="scans")
 

@@ -64,8 +64,8 @@ def test_nothing_that_is_stored_is_executed(
     page.wait_for_selector("details.plan .ops >> text=random_resized_crop")
     assert BROKEN in page.locator("details.plan td").first.inner_text()
     page.click("details.plan dd a")  # the dataset: names of classes, and what could not be used
-    page.wait_for_selector("section[aria-label^='Samples that plan'] td")
-    assert BROKEN in page.locator("section[aria-label^='Samples that plan'] td").first.inner_text()
+    page.wait_for_selector("section[aria-label^='Bad samples of plan'] td")
+    assert BROKEN in page.locator("section[aria-label^='Bad samples of plan'] td").first.inner_text()
     classes = page.locator("[aria-label='Samples of each class of label']").first.inner_text()
     assert BROKEN in classes
     assert ATTACKS[0] in classes
@@ -172,13 +172,13 @@ def test_texts_of_users_are_shown_as_texts(nodes: DaemonCluster, browser: Browse
         page.keyboard.press("Escape")
     look(30, where="a folder")
     page.click("button:has-text('Settings')")
-    page.wait_for_selector("section[aria-label='What expires'] li")
+    page.wait_for_selector("section[aria-label='Lifecycle rules'] li")
     look(28, 29, where="a lifecycle rule")
     browser.show("/users", "section[aria-label=Policies] summary")
     page.click("section[aria-label=Policies] summary:has-text('tricks')")
     look(26, 27, where="a named policy")
     assert (
-        "Whoever has this policy may read objects"
+        "Users and keys with this policy may read objects"
         in page.locator("section[aria-label=Policies] .words").last.inner_text()
     )
     look(31, 32, where="a user")
@@ -193,7 +193,7 @@ def test_texts_of_users_are_shown_as_texts(nodes: DaemonCluster, browser: Browse
     look(35, where="a view")
     browser.show("/audit", "td")
     look(30, where="the audit log")
-    browser.show(f"/buckets/tricks?prefix={quote(trick(36))}", "text=Nothing here")
+    browser.show(f"/buckets/tricks?prefix={quote(trick(36))}", "text=No objects here")
     assert page.input_value("[name=prefix]") == trick(36)
     page.goto(f"{daemon.endpoint}/-/console/#/{trick(37)}")
     page.wait_for_selector("h1")
