@@ -225,22 +225,17 @@ class Connection(ClientTransport):
         try:
             left = self._parser.feed(data)
         except MalformedRequestError as error:
-            left = b""
-            self._break_off(error)
+            # The meaning of further bytes is unknown: the body that they belong to is incomplete.
+            left, self._broken = b"", True
+            if self._body is not None and not self._body.complete:
+                self._body.fail(MalformedBodyError(str(error)))
+            self._arrived(error)  # the error is answered in its turn
         self._unparsed = b"" if self._closed else left
         self._hold_or_resume()
         if self._task is not None:
             self.head_since = 0.0
         elif not self.head_since:
             self.head_since = self.last_received
-
-    def _break_off(self, error: MalformedRequestError) -> None:
-        """Stop parsing, since the meaning of further bytes is unknown. The body that they belong to is
-        incomplete; the error is answered in its turn."""
-        self._broken = True
-        if self._body is not None and not self._body.complete:
-            self._body.fail(MalformedBodyError(str(error)))
-        self._arrived(error)
 
     def _hold_client(self, hold: bool) -> None:
         """Called by the body: too much of it waits, or no longer does."""

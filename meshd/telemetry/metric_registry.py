@@ -88,9 +88,14 @@ def histogram(name: str, documentation: str, *labels: str) -> SecondsHistogram:
     return SecondsHistogram(name, documentation, labels, registry=registry, buckets=LATENCY_BOUNDS)
 
 
-def gauge(name: str, documentation: str, *labels: str, mode: str = "livesum") -> Gauge:
-    """Declare a gauge. `mode`: how the values of processes become one, as prometheus_client names it."""
-    return Gauge(name, documentation, labels, registry=registry, multiprocess_mode=mode)
+def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+    """Declare a gauge whose value is the sum over the running processes."""
+    return Gauge(name, documentation, labels, registry=registry, multiprocess_mode="livesum")
+
+
+def latest_gauge(name: str, documentation: str, *labels: str) -> Gauge:
+    """Declare a gauge whose value is the latest that any process has set."""
+    return Gauge(name, documentation, labels, registry=registry, multiprocess_mode="mostrecent")
 
 
 def bounded_label(kind: str, name: str) -> str:

@@ -5,7 +5,7 @@ Labels are bounded and never a key, a bucket or a client.
 
 from __future__ import annotations
 
-from meshd.telemetry.metric_registry import counter, gauge, histogram
+from meshd.telemetry.metric_registry import counter, gauge, histogram, latest_gauge
 
 # HTTP: operation is the name of the S3 operation (or of a native route), status is the number as text
 http_requests = counter("meshd_http_requests_total", "Requests answered.", "operation", "status")
@@ -24,8 +24,8 @@ forwarded = counter(
     "result",
     zero=["skewed"],
 )
-tls_not_after = gauge(
-    "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970.", mode="mostrecent"
+tls_not_after = latest_gauge(
+    "meshd_tls_not_after_seconds", "End of the TLS certificate's validity, since 1970."
 )
 sts_exchanges = counter(
     "meshd_sts_exchanges_total",
@@ -46,41 +46,28 @@ trace_spans = counter(
 audit_dropped = counter("meshd_audit_dropped_total", "Audit lines that could not be written.")
 
 # the cluster
-cluster_lease_held = gauge(
-    "meshd_cluster_lease_held", "1 while this node holds its membership lease.", mode="mostrecent"
+cluster_lease_held = latest_gauge("meshd_cluster_lease_held", "1 while this node holds its membership lease.")
+cluster_map_version = latest_gauge("meshd_cluster_map_version", "Version of the cluster map.")
+cluster_nodes = latest_gauge(
+    "meshd_cluster_nodes", "Nodes in the cluster map that this node uses, by state.", "state"
 )
-cluster_map_version = gauge("meshd_cluster_map_version", "Version of the cluster map.", mode="mostrecent")
-cluster_nodes = gauge(
-    "meshd_cluster_nodes",
-    "Nodes in the cluster map that this node uses, by state.",
-    "state",
-    mode="mostrecent",
+cluster_rebalancing = latest_gauge(
+    "meshd_cluster_rebalancing", "1 while data moves to the nodes that the cluster map assigns it to."
 )
-cluster_rebalancing = gauge(
-    "meshd_cluster_rebalancing",
-    "1 while data moves to the nodes that the cluster map assigns it to.",
-    mode="mostrecent",
-)
-cluster_slots_short = gauge(
-    "meshd_cluster_slots_short", "Slots with fewer copies than configured.", mode="mostrecent"
-)
-cluster_names_short = gauge(
+cluster_slots_short = latest_gauge("meshd_cluster_slots_short", "Slots with fewer copies than configured.")
+cluster_names_short = latest_gauge(
     "meshd_cluster_names_short",
     "Objects with fewer copies than their bucket asks for, of those that this node is the primary of.",
-    mode="mostrecent",
 )
-cluster_slots_lost = gauge(
-    "meshd_cluster_slots_lost", "Slots without a reachable node that has all their data.", mode="mostrecent"
+cluster_slots_lost = latest_gauge(
+    "meshd_cluster_slots_lost", "Slots without a reachable node that has all their data."
 )
-cluster_refused = gauge(
-    "meshd_cluster_certificates_refused",
-    "Other nodes whose TLS certificates this node does not trust.",
-    mode="mostrecent",
+cluster_refused = latest_gauge(
+    "meshd_cluster_certificates_refused", "Other nodes whose TLS certificates this node does not trust."
 )
-cluster_clock_ahead = gauge(
+cluster_clock_ahead = latest_gauge(
     "meshd_cluster_clock_ahead_seconds",
     "Seconds by which this node's clock is ahead of the other nodes' (negative: behind).",
-    mode="mostrecent",
 )
 cluster_control_failures = counter(
     "meshd_cluster_control_failures_total", "Calls of the coordinator to the control store that failed."
@@ -186,14 +173,12 @@ origin_unanswered = counter(
 cache_reads = counter(
     "meshd_cache_reads_total", "Objects and chunks read of backed buckets; result is hit or miss.", "result"
 )
-cache_bytes = gauge("meshd_cache_bytes", "Bytes that the cache uses, including dead ones.", mode="mostrecent")
-cache_capacity = gauge("meshd_cache_capacity_bytes", "Capacity of the cache in bytes.", mode="mostrecent")
+cache_bytes = latest_gauge("meshd_cache_bytes", "Bytes that the cache uses, including dead ones.")
+cache_capacity = latest_gauge("meshd_cache_capacity_bytes", "Capacity of the cache in bytes.")
 cache_evicted = counter("meshd_cache_evicted_bytes_total", "Bytes evicted from the cache.")
-cache_plans = gauge("meshd_cache_plans", "Plans whose next reads are known to the cache.", mode="mostrecent")
+cache_plans = latest_gauge("meshd_cache_plans", "Plans whose next reads are known to the cache.")
 cache_refused = counter("meshd_cache_refused_total", "Objects and chunks that the cache did not admit.")
-origin_dirty = gauge(
-    "meshd_origin_dirty_objects", "Objects not written to their origin yet.", mode="mostrecent"
-)
+origin_dirty = latest_gauge("meshd_origin_dirty_objects", "Objects not written to their origin yet.")
 transform_queue = gauge("meshd_transform_queue_rows", "Rows waiting for a transform process.")
 gather_items = counter(
     "meshd_gather_items_total", "Items of gather requests; result is ok or the error.", "result"
@@ -253,14 +238,12 @@ read_ahead_wait_seconds = counter(
 read_ahead_window_bytes = gauge(
     "meshd_read_ahead_window_bytes", "Page cache used by windows of upcoming batches."
 )
-decoded_cache_bytes = gauge("meshd_decoded_cache_bytes", "Bytes of decoded samples.", mode="mostrecent")
-decoded_cache_limit = gauge(
-    "meshd_decoded_cache_limit_bytes", "Present limit of the decoded cache in bytes.", mode="mostrecent"
+decoded_cache_bytes = latest_gauge("meshd_decoded_cache_bytes", "Bytes of decoded samples.")
+decoded_cache_limit = latest_gauge(
+    "meshd_decoded_cache_limit_bytes", "Present limit of the decoded cache in bytes."
 )
-decoded_cache_at_quota = gauge(
-    "meshd_decoded_cache_buckets_at_quota",
-    "Buckets whose quota of the decoded cache is used up.",
-    mode="mostrecent",
+decoded_cache_at_quota = latest_gauge(
+    "meshd_decoded_cache_buckets_at_quota", "Buckets whose quota of the decoded cache is used up."
 )
 decoded_cache_stored = counter("meshd_decoded_cache_stored_bytes_total", "Bytes of decoded samples stored.")
 decoded_cache_evicted = counter(
@@ -286,20 +269,15 @@ view_results = counter(
     "meshd_view_results_total", "Results of views requested; result is hit or miss.", "result", "view"
 )
 view_results_evicted = counter("meshd_view_results_evicted_total", "Results of views evicted to make room.")
-view_result_bytes = gauge(
-    "meshd_view_result_bytes", "Bytes of results of views on the disks.", mode="mostrecent"
-)
+view_result_bytes = latest_gauge("meshd_view_result_bytes", "Bytes of results of views on the disks.")
 documents_collected = counter(
     "meshd_documents_collected_total",
     "Unused documents that were removed; kind is snapshots, plans, assets, packs or, on this node "
     "only, bad, lengths, lines, tfrecords, mds, parquet, tables or opened.",
     "kind",
 )
-documents = gauge(
-    "meshd_documents",
-    "Documents this node has; kind is snapshots, plans, assets or packs.",
-    "kind",
-    mode="mostrecent",
+documents = latest_gauge(
+    "meshd_documents", "Documents this node has; kind is snapshots, plans, assets or packs.", "kind"
 )
 documents_cleared = counter(
     "meshd_documents_cleared_total", "Local copies of documents removed after the mesh removed them."
@@ -308,11 +286,10 @@ documents_damaged = counter(
     "meshd_documents_damaged_total",
     "Indexes and results that were removed because they were damaged; they are made again when used.",
 )
-document_bytes = gauge("meshd_document_bytes", "Bytes of documents on this node.", "kind", mode="mostrecent")
-documents_waiting = gauge(
+document_bytes = latest_gauge("meshd_document_bytes", "Bytes of documents on this node.", "kind")
+documents_waiting = latest_gauge(
     "meshd_documents_waiting",
     "1 while no document is removed because a node cannot report which documents it used.",
-    mode="mostrecent",
 )
 view_layouts = counter(
     "meshd_view_layouts_total", "Scans of the sources of shard views; made (a new layout) or same.", "result"
@@ -330,13 +307,13 @@ frame_series = counter(
 )
 frames_handed_bytes = gauge("meshd_frames_handed_bytes", "Shared memory of frames handed to jobs here.")
 frame_cache_bytes = gauge("meshd_frame_cache_bytes", "Shared memory of finished batches.")
-frame_cache_limit = gauge(
-    "meshd_frame_cache_limit_bytes", "Limit of the shared memory of finished batches.", mode="mostrecent"
+frame_cache_limit = latest_gauge(
+    "meshd_frame_cache_limit_bytes", "Limit of the shared memory of finished batches."
 )
 
 # jobs; state is done, failed or cancelled
-jobs_running = gauge("meshd_jobs_running", "Running jobs.", mode="mostrecent")
-jobs_waiting = gauge("meshd_jobs_waiting", "Jobs waiting to run.", mode="mostrecent")
+jobs_running = latest_gauge("meshd_jobs_running", "Running jobs.")
+jobs_waiting = latest_gauge("meshd_jobs_waiting", "Jobs waiting to run.")
 jobs_ended = counter("meshd_jobs_ended_total", "Jobs that ended.", "state", zero=["failed"])
 job_bytes = counter("meshd_job_bytes_total", "Bytes of outputs written by jobs.")
 job_outputs = counter("meshd_job_outputs_total", "Outputs of jobs; written or there.", "result")
@@ -347,21 +324,17 @@ relayout_objects = counter(
 relayout_bytes = counter("meshd_relayout_bytes_total", "Bytes rewritten by relayouts.")
 
 # store, as the coordinator measures it
-store_objects = gauge("meshd_store_objects", "Objects in the store.", mode="mostrecent")
-store_versions = gauge("meshd_store_versions", "Older versions and delete markers.", mode="mostrecent")
-store_uploads = gauge("meshd_store_uploads", "Multipart uploads in progress.", mode="mostrecent")
-store_live_bytes = gauge(
-    "meshd_store_live_bytes", "Bytes in use, including older versions.", mode="mostrecent"
+store_objects = latest_gauge("meshd_store_objects", "Objects in the store.")
+store_versions = latest_gauge("meshd_store_versions", "Older versions and delete markers.")
+store_uploads = latest_gauge("meshd_store_uploads", "Multipart uploads in progress.")
+store_live_bytes = latest_gauge("meshd_store_live_bytes", "Bytes in use, including older versions.")
+store_dead_bytes = latest_gauge("meshd_store_dead_bytes", "Bytes that compaction will free.")
+store_disk_free_bytes = latest_gauge("meshd_store_disk_free_bytes", "Free bytes of a disk.", "disk")
+store_disk_bytes = latest_gauge(
+    "meshd_store_disk_bytes", "Size of the disk in bytes: used and free, as in df.", "disk"
 )
-store_dead_bytes = gauge("meshd_store_dead_bytes", "Bytes that compaction will free.", mode="mostrecent")
-store_disk_free_bytes = gauge(
-    "meshd_store_disk_free_bytes", "Free bytes of a disk.", "disk", mode="mostrecent"
-)
-store_disk_bytes = gauge(
-    "meshd_store_disk_bytes", "Size of the disk in bytes: used and free, as in df.", "disk", mode="mostrecent"
-)
-store_disk_rotational = gauge(
-    "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk", mode="mostrecent"
+store_disk_rotational = latest_gauge(
+    "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk"
 )
 
 # store, as each process works on it; kind is full or failed
@@ -372,22 +345,18 @@ store_sync_seconds = histogram("meshd_store_sync_seconds", "Time of one fdatasyn
 store_checkpoints = counter(
     "meshd_store_checkpoints_total", "Checkpoints of a relaxed store: syncs of everything acknowledged."
 )
-store_unsynced_seconds = gauge(
-    "meshd_store_unsynced_seconds",
-    "With durability relaxed: the age of what may not be on disk yet.",
-    mode="mostrecent",
+store_unsynced_seconds = latest_gauge(
+    "meshd_store_unsynced_seconds", "With durability relaxed: the age of what may not be on disk yet."
 )
 store_corrupt_reads = counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
-store_quarantined = gauge(
-    "meshd_store_quarantined", "Versions whose bytes on this node are damaged.", mode="mostrecent"
-)
-store_disks_lost = gauge("meshd_store_disks_lost", "Disks that are out of service.", mode="mostrecent")
+store_quarantined = latest_gauge("meshd_store_quarantined", "Versions whose bytes on this node are damaged.")
+store_disks_lost = latest_gauge("meshd_store_disks_lost", "Disks that are out of service.")
 quarantined = counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
 scrub_bytes = counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")
 scrub_passes = counter("meshd_scrub_passes_total", "Passes of the scrub over all data files.")
 scrub_repaired = counter("meshd_scrub_repaired_total", "Damaged versions restored from another node.")
-scrub_ended = gauge(
-    "meshd_scrub_ended_seconds", "End of the last complete scrub, in seconds since 1970.", mode="mostrecent"
+scrub_ended = latest_gauge(
+    "meshd_scrub_ended_seconds", "End of the last complete scrub, in seconds since 1970."
 )
 store_off_home_writes = counter(
     "meshd_store_off_home_writes_total",
@@ -402,34 +371,27 @@ rebalance_applied = counter(
     "meshd_rebalance_applied_total", "Versions, parts and changes fetched from other nodes and applied."
 )
 rebalance_bytes = counter("meshd_rebalance_bytes_total", "Bytes fetched from other nodes and stored.")
-rebalance_missing = gauge(
-    "meshd_rebalance_missing", "Items known to be missing on this node.", mode="mostrecent"
-)
-rebalance_missing_bytes = gauge(
-    "meshd_rebalance_missing_bytes", "Bytes known to be missing on this node.", mode="mostrecent"
+rebalance_missing = latest_gauge("meshd_rebalance_missing", "Items known to be missing on this node.")
+rebalance_missing_bytes = latest_gauge(
+    "meshd_rebalance_missing_bytes", "Bytes known to be missing on this node."
 )
 rebalance_dropped = counter(
     "meshd_rebalance_dropped_total", "Names removed from this node because other nodes own them."
 )
-rebalance_retained = gauge(
-    "meshd_rebalance_retained",
-    "Names that other nodes own and that stay here until their owners have them.",
-    mode="mostrecent",
+rebalance_retained = latest_gauge(
+    "meshd_rebalance_retained", "Names that other nodes own and that stay here until their owners have them."
 )
-rebalance_blocked = gauge(
-    "meshd_rebalance_blocked_slots",
-    "Slots without a reachable node that has all their data.",
-    mode="mostrecent",
+rebalance_blocked = latest_gauge(
+    "meshd_rebalance_blocked_slots", "Slots without a reachable node that has all their data."
 )
 rebalance_pause = gauge(
     "meshd_rebalance_pause_seconds",
     "Pause of the rebalancer after each half MiB, while event loops are kept waiting.",
 )
 rebalance_rounds = counter("meshd_rebalance_rounds_total", "Complete comparisons with all other owners.")
-rebalance_uncompared = gauge(
+rebalance_uncompared = latest_gauge(
     "meshd_rebalance_uncompared_nodes",
     "Other nodes that have started, and with which this node has not compared since.",
-    mode="mostrecent",
 )
 rebalance_repaired = counter(
     "meshd_rebalance_repaired_total", "Missing items that periodic comparisons found."
@@ -442,12 +404,10 @@ lifecycle_expired = counter(
 
 # processes; role is supervisor, worker, coordinator, transform or rebalancer
 process_restarts = counter("meshd_process_restarts_total", "Processes that died and were replaced.", "role")
-memory_bytes = gauge(
-    "meshd_memory_bytes", "Memory of the machine, or the limit set for the node.", mode="mostrecent"
+memory_bytes = latest_gauge("meshd_memory_bytes", "Memory of the machine, or the limit set for the node.")
+memory_free_bytes = latest_gauge("meshd_memory_free_bytes", "Memory that may still be allocated.")
+process_memory_bytes = latest_gauge(
+    "meshd_process_memory_bytes", "Private memory of the node's processes.", "role"
 )
-memory_free_bytes = gauge("meshd_memory_free_bytes", "Memory that may still be allocated.", mode="mostrecent")
-process_memory_bytes = gauge(
-    "meshd_process_memory_bytes", "Private memory of the node's processes.", "role", mode="mostrecent"
-)
-cores = gauge("meshd_cores", "CPU cores that the node may use.", mode="mostrecent")
-processes_up = gauge("meshd_processes_up", "Processes of the node that are ready.", "role", mode="mostrecent")
+cores = latest_gauge("meshd_cores", "CPU cores that the node may use.")
+processes_up = latest_gauge("meshd_processes_up", "Processes of the node that are ready.", "role")

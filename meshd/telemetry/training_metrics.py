@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from meshd.telemetry.metric_registry import OTHER, bounded_label, counter, gauge
+from meshd.telemetry.metric_registry import OTHER, bounded_label, counter, latest_gauge
 
 DIGITS: Final = 12
 _MAX_KNOWN: Final = 400
@@ -43,28 +43,25 @@ loader_stalls = counter(
     "loader",
     "stage",
 )
-loader_plan = gauge(
+loader_plan = latest_gauge(
     "meshd_loader_plan_seconds",
     "Time of a training loop's last report that it reads a plan, in seconds since 1970.",
     "loader",
     "plan",
     "user",
-    mode="mostrecent",
 )
-loader_epochs = gauge(
+loader_epochs = latest_gauge(
     "meshd_loader_epochs",
     "Progress of a training loop in epochs, including the share of the current epoch received.",
     "loader",
-    mode="mostrecent",
 )
-loader_requested = gauge(
+loader_requested = latest_gauge(
     "meshd_loader_epochs_requested",
     "How far the loader of a training loop has requested data, in epochs.",
     "loader",
-    mode="mostrecent",
 )
-loader_epoch_samples = gauge(
-    "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader", mode="mostrecent"
+loader_epoch_samples = latest_gauge(
+    "meshd_loader_epoch_samples", "Samples of an epoch of a training loop.", "loader"
 )
 _known: set[tuple[str, str, str]] = set()
 

@@ -19,26 +19,25 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
+from meshsdk.client import multipart_upload
 from meshsdk.client.error_responses import explained, parsed
-from meshsdk.client.object_info import read_copied, read_etag, read_info
+from meshsdk.client.object_info import read_info
 from meshsdk.client.request import (
     Request,
-    crc64,
     get_request,
     object_headers,
     object_path,
-    query_string,
     write_conditions,
 )
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
-from meshwire.s3 import xml_documents
 from meshwire.s3.settings_xml import parse_tagging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from meshsdk.client.http_connection import Response
+    from meshsdk.client.multipart_upload import Part
     from meshsdk.client.object_info import ObjectInfo
     from meshsdk.client.s3_client import Client
 
@@ -165,16 +164,12 @@ def _upload_parts(
     progress: Progress,
     conditions: Mapping[str, str],
 ) -> str:
-    upload_id = _create_upload(client, bucket, key, headers)
+    upload_id = multipart_upload.create_upload(client.transport, bucket, key, headers)
 
-    def send(number: int, data: bytes) -> tuple[int, str, str]:
-        checksum = crc64(data)
-        query = query_string(partNumber=number, uploadId=upload_id)
-        sums = {"x-amz-checksum-crc64nvme": checksum}
-        request = Request("PUT", object_path(bucket, key), query, sums, data, None)
-        etag = client.transport.call(request, read_etag)
+    def send(number: int, data: bytes) -> Part:
+        part = multipart_upload.send_part(client.transport, bucket, key, upload_id, number, data)
         progress(len(data))
-        return number, etag, checksum
+        return part
 
     return _finished(client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1), conditions)
 
@@ -185,7 +180,7 @@ def _finished(
     key: str,
     upload_id: str,
     parallel: int,
-    send: Callable[[int, T], tuple[int, str, str]],
+    send: Callable[[int, T], Part],
     parts: Iterable[tuple[int, T]],
     conditions: Mapping[str, str] = _ANY,
 ) -> str:
@@ -195,45 +190,11 @@ def _finished(
     """
     try:
         stored = _in_parallel(parallel, send, parts)
-        return _complete(client, bucket, key, upload_id, stored, conditions)
+        return multipart_upload.complete_upload(client.transport, bucket, key, upload_id, stored, conditions)
     except BaseException:
         with contextlib.suppress(MeshError):  # report the first failure, not that of the abort
-            query = query_string(uploadId=upload_id)
-            client.transport.text(Request("DELETE", object_path(bucket, key), query))
+            multipart_upload.abort_upload(client.transport, bucket, key, upload_id)
         raise
-
-
-def _create_upload(client: Client, bucket: str, key: str, headers: Mapping[str, str]) -> str:
-    checked = {**headers, "x-amz-checksum-algorithm": "CRC64NVME", "x-amz-checksum-type": "FULL_OBJECT"}
-    request = Request("POST", object_path(bucket, key), "uploads=", checked)
-    return parsed(xml_documents.parse_create_upload_result, client.transport.text(request)).upload_id
-
-
-def _complete(
-    client: Client,
-    bucket: str,
-    key: str,
-    upload_id: str,
-    stored: Iterable[tuple[int, str, str]],
-    conditions: Mapping[str, str],
-) -> str:
-    parts = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{conditional_requests.quote_etag(etag)}</ETag>"
-        f"<ChecksumCRC64NVME>{checksum}</ChecksumCRC64NVME></Part>"
-        for number, etag, checksum in sorted(stored)
-    )
-    body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-    request = Request(
-        "POST",
-        object_path(bucket, key),
-        query_string(uploadId=upload_id),
-        {"content-type": "application/xml", **conditions},
-        body,
-        None,
-    )
-    return client.transport.call(
-        request, lambda response: parsed(xml_documents.parse_complete_result, response.read()).etag
-    )
 
 
 def _in_parallel(workers: int, work: Callable[[int, T], R], items: Iterable[tuple[int, T]]) -> list[R]:
@@ -309,20 +270,20 @@ def _copy_parts(
     progress: Progress,
 ) -> str:
     part = max(tuning.part, -(-info.size // MAX_PARTS))
-    upload_id = _create_upload(client, *target, _copied_headers(client, source, info))
+    upload_id = multipart_upload.create_upload(
+        client.transport, *target, _copied_headers(client, source, info)
+    )
 
-    def send(number: int, first: int) -> tuple[int, str, str]:
+    def send(number: int, first: int) -> Part:
         last = min(first + part, info.size) - 1
         headers = {
             "x-amz-copy-source": object_path(*source),
             "x-amz-copy-source-range": f"bytes={first}-{last}",
             "x-amz-copy-source-if-match": conditional_requests.quote_etag(info.etag),
         }
-        query = query_string(partNumber=number, uploadId=upload_id)
-        request = Request("PUT", object_path(*target), query, headers)
-        made = client.transport.call(request, read_copied)
+        stored = multipart_upload.copy_part(client.transport, *target, upload_id, number, headers)
         progress(last + 1 - first)
-        return number, made.etag, made.checksums["crc64nvme"]
+        return stored
 
     return _finished(
         client, *target, upload_id, tuning.parallel, send, enumerate(range(0, info.size, part), 1)

@@ -88,20 +88,26 @@ class Position:
     @property
     def steps(self) -> int:
         """The number of steps of the current epoch, from its origin."""
-        return self.count_steps(self.origin)
+        return self._count_steps(self.origin)
 
     @property
     def steps_an_epoch(self) -> int:
         """The number of steps of a whole epoch."""
-        return self.count_steps(0)
+        return self._count_steps(0)
 
-    def origin_of(self, epoch: int) -> int:
-        """Return the position at which step 0 of any epoch begins."""
+    def origin_of(self, epoch: int, step: int) -> int:
+        """Return the position at which step 0 of an epoch begins. Raises IndexError if it lacks `step`."""
         if epoch == self.state.epoch:
-            return self.origin
-        return self.gone_on[1] if epoch == self.gone_on[0] else 0
+            origin = self.origin
+        else:
+            origin = self.gone_on[1] if epoch == self.gone_on[0] else 0
+        steps = self._count_steps(origin)
+        if epoch < 0 or not 0 <= step < steps:
+            has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no full batch is left"
+            raise IndexError(f"epoch {epoch}, step {step}: this epoch {has}")
+        return origin
 
-    def count_steps(self, origin: int) -> int:
+    def _count_steps(self, origin: int) -> int:
         """Return the number of steps of an epoch with this origin."""
         return step_count(self.positions, self.batch, origin, self.tail)
 

@@ -362,11 +362,7 @@ class Loader:
         """
         self._check_open()
         epoch, step = self.epoch if epoch is None else operator.index(epoch), operator.index(step)
-        origin = self._place.origin_of(epoch)
-        steps = self._place.count_steps(origin)
-        if epoch < 0 or not 0 <= step < steps:
-            has = f"has steps 0 to {steps - 1}" if steps else "was resumed where no full batch is left"
-            raise IndexError(f"epoch {epoch}, step {step}: this epoch {has}")
+        origin = self._place.origin_of(epoch, step)
         return self._feed.fetch_step(epoch, step, origin)
 
     def __getitem__(self, index: object) -> NoReturn:
