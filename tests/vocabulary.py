@@ -78,7 +78,6 @@ SEARCHED: Final = (
 )
 EXCEPT: Final = {
     "docs/metrics.md": "names the earlier values of a label",
-    "docs/decisions/": "records of their time",
     "bench/figures/": "figures as they were measured",
     "meshd/telemetry/legacy_names.py": "the earlier names of metrics",
     "helm/shardmesh/dashboards/shardmesh-nodes.json": "leaves out the earlier values of a label",
