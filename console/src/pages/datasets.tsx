@@ -176,8 +176,7 @@ function Bars({ label, rows }: { label: string; rows: { text: string; samples: n
   const top = Math.max(1, ...rows.map(({ samples }) => samples));
   return (
     <div class="bars" tabIndex={0} role="region" aria-label={label}>
-      <table>
-        <caption class="hidden">{label}</caption>
+      <table aria-label={label}>
         <tbody>
           {rows.map(({ text, samples, note }, index) => (
             <tr key={index}>

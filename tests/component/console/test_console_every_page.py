@@ -28,6 +28,7 @@ TOO_WIDE: Final = """() => [
         .map(([each, width]) => `${width} px: ${each.outerHTML.slice(0, 100)}`),
 ]"""
 """What scrolls sideways, and cells whose words would break letter by letter."""
+WIDTH: Final = "selector => document.querySelector(selector).getBoundingClientRect().width"
 PAGES: Final = {
     "overview": ("/overview", "section[aria-label=Zones] tr:has-text('z2')"),
     "buckets": ("/buckets", "table"),
@@ -70,6 +71,9 @@ def test_every_page_is_there_and_accessible(
             browser.screenshot(f"{name}-{look}")
             found[name] = browser.violations()
             assert browser.page.evaluate(TOO_WIDE) == [], f"{name} does not fit"
+            if name == "dataset":
+                label, number = (browser.page.evaluate(WIDTH, f".bars {each}") for each in ("th", ".number"))
+                assert label > 2 * number
         browser.page.click("details.plan summary")
         browser.page.wait_for_selector("details.plan .ops")
         found["plan"] = browser.violations()
@@ -79,4 +83,11 @@ def test_every_page_is_there_and_accessible(
         browser.page.wait_for_selector("dialog .marked polygon >> nth=1")
         browser.screenshot(f"row-{look}")
         found["row"] = browser.violations()
+        browser.show("/buckets/photos", ".object .name button")
+        browser.page.click("button:has-text('Settings')")
+        browser.page.click("summary:has-text('Add a rule')")
+        browser.page.wait_for_selector("dialog select")
+        browser.screenshot(f"settings-{look}")
+        found["settings"] = browser.violations()
+        assert browser.page.evaluate(TOO_WIDE) == [], "the settings do not fit"
     assert {name: each for name, each in found.items() if each} == {}
