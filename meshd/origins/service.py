@@ -253,7 +253,9 @@ class BackedService:
                 if record.through:
                     same = Conditions(if_match=(record.etag,))
                     with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed
-                        await self._shared.delete_version(bucket, key, NULL, conditions=same, context=context)
+                        await self._shared.delete_version(
+                            bucket, key, NULL, conditions=same, stamp=record.stamp, context=context
+                        )
                 raise s3_error_for(error, key) from error
         return True
 

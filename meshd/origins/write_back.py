@@ -173,8 +173,10 @@ class OriginWriter:
         same = self._store.get_stored(bucket.name, key)
         if same is not None and same.stamp == record.stamp:
             with suppress(ConditionFailedError, ConditionMissingError):  # replaced or removed meanwhile
+                # The ETag is for primaries of an earlier release, which ignore the stamp.
+                unchanged = Conditions(if_match=(record.etag,))
                 await self._shared.delete_version(
-                    bucket.name, key, NULL, conditions=Conditions(if_match=(record.etag,))
+                    bucket.name, key, NULL, conditions=unchanged, stamp=record.stamp
                 )
         return etag
 

@@ -244,10 +244,12 @@ class StoreWriter(Protocol):
         version: str,
         *,
         conditions: Conditions | None = None,
+        stamp: int | None = None,
         context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         """Removes this version for good. `record` of the result is None if it did not exist. Conditions apply
-        to this version alone.
+        to this version alone. With `stamp`, a version that has another one stays (ConditionFailedError): its
+        ETag does not tell it from the same bytes with other metadata.
 
         If it was the newest, the next older version becomes the current object unless that is a delete
         marker.

@@ -176,12 +176,13 @@ class Store(DiskStoreReader):
         version: str,
         *,
         conditions: Conditions | None = None,
+        stamp: int | None = None,
         context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         if self.get_version(bucket, key, version) is None:
             check_write_conditions(conditions, None)
             return Removed()
-        removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions), context)
+        removed: Removed = await self._submit(RemoveVersion(bucket, key, version, conditions, stamp), context)
         return removed
 
     async def amend(

@@ -370,10 +370,14 @@ class MemoryStore:
         version: str,
         *,
         conditions: Conditions | None = None,
+        stamp: int | None = None,
         context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         self.require_epoch(context)
-        _judge(conditions, self.get_version(bucket, key, version))
+        found = self.get_version(bucket, key, version)
+        _judge(conditions, found)
+        if stamp is not None and found is not None and found.stamp != stamp:
+            raise ConditionFailedError("replaced", "If-Match")
         return self._remove(bucket, key, version, context)
 
     def _remove(self, bucket: str, key: str, version: str, context: WriteContext) -> Removed:

@@ -245,6 +245,23 @@ class VersionSuite:
 
         self._run(check)
 
+    def test_a_version_with_another_stamp_is_not_removed(self) -> None:
+        """Its ETag is the same: it has the same bytes, with other metadata."""
+
+        async def check(store: ObjectStore) -> None:
+            first = await put_object(store, "k", b"same", metadata={"n": "1"})
+            second = await put_object(store, "k", b"same", metadata={"n": "2"})
+            assert first.etag == second.etag
+            same = Conditions(if_match=(first.etag,))
+            stale = store.delete_version("b", "k", NULL, conditions=same, stamp=first.stamp)
+            await error_of(ConditionFailedError, stale)
+            assert store.get("b", "k") == second
+            removed = await store.delete_version("b", "k", NULL, stamp=second.stamp)
+            assert removed.record == second
+            assert await store.delete_version("b", "k", NULL, stamp=second.stamp) == Removed()
+
+        self._run(check)
+
     def test_what_is_gone_is_not_amended(self) -> None:
         async def check(store: ObjectStore) -> None:
             await error_of(NoSuchVersionError, store.amend("b", "k", None, tags={}))

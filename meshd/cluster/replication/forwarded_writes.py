@@ -68,6 +68,7 @@ class DeleteRequest(msgspec.Struct, frozen=True, tag="delete"):
     version: str | None = None
     conditions: Conditions | None = None
     versioning: Versioning = ""
+    stamp: int | None = None
 
 
 class AmendRequest(msgspec.Struct, frozen=True, tag="amend"):
@@ -330,7 +331,7 @@ class ForwardedWriteHandlers:
                 bucket, key, conditions=conditions, versioning=asked.versioning, context=context
             )
         return await replicated.delete_version(
-            bucket, key, asked.version, conditions=conditions, context=context
+            bucket, key, asked.version, conditions=conditions, stamp=asked.stamp, context=context
         )
 
 

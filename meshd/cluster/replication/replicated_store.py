@@ -181,12 +181,15 @@ class ReplicatedStore(ReplicatedUploads):
         version: str,
         *,
         conditions: Conditions | None = None,
+        stamp: int | None = None,
         context: WriteContext = INTERNAL_WRITE,
     ) -> Removed:
         def act(fenced: WriteContext) -> Awaitable[Removed]:
-            return self._store.delete_version(bucket, key, version, conditions=conditions, context=fenced)
+            return self._store.delete_version(
+                bucket, key, version, conditions=conditions, stamp=stamp, context=fenced
+            )
 
-        request = DeleteRequest(bucket, key, version, conditions)
+        request = DeleteRequest(bucket, key, version, conditions, stamp=stamp)
         here = partial(self._delete, bucket, key, act, context, version)
         return await self._run_on_primary(request, here, WriteResult.as_removed, context)
 

@@ -318,14 +318,18 @@ class LinkObject(Mutation):
 class RemoveVersion(Mutation):
     """Removes one version for good; the next older version becomes the newest."""
 
-    def __init__(self, bucket: str, key: str, version: str, conditions: Conditions | None) -> None:
+    def __init__(
+        self, bucket: str, key: str, version: str, conditions: Conditions | None, stamp: int | None = None
+    ) -> None:
         self.bucket, self.key, self.version, self.conditions = bucket, key, version, conditions
-        self.exclusive = conditions is not None
+        self.stamp, self.exclusive = stamp, conditions is not None or stamp is not None
         self.staged: StagedMember | None = None
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
         existing = batch.index.versions.find_version(txn, object_key(self.bucket, self.key), self.version)
         check_write_conditions(self.conditions, existing)
+        if self.stamp is not None and existing is not None and existing.stamp != self.stamp:
+            raise ConditionFailedError("the object was replaced; read it again before writing", "If-Match")
 
     def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         stamp, version = batch.next_stamp(), "" if self.version == NULL else self.version

@@ -13,10 +13,17 @@ from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.rpc.peer_client import PeerUnreachableError, StaleMapError
 from meshd.store.errors import NotPrimaryError, NotReplicatedError
 from meshd.store.records import INTERNAL_WRITE
+from meshd.util.clock import SystemClock
 from meshwire.cluster import Node
+from tests.support.reference_store import MemoryStore
+from tests.support.store_calls import put_object
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from meshd.origins.client.origin_api import ObjectFacts
     from meshd.origins.write_back import HandoverQuery
+    from meshd.store.records import Record
 
 BUCKET: Any = SimpleNamespace(name="b")
 
@@ -165,5 +172,48 @@ def test_it_is_quiet_when_what_was_begun_by_an_older_map_is_over() -> None:
         assert await quiet
         with pytest.raises(NotPrimaryError):
             await writer.delete_at_origin(BUCKET, "k", INTERNAL_WRITE)
+
+    asyncio.run(run())
+
+
+class DurableStore(MemoryStore):
+    """Has no cached objects of an origin."""
+
+    def get_stored(self, bucket: str, key: str) -> Record | None:
+        return self.get(bucket, key)
+
+
+def test_a_write_of_the_same_bytes_during_a_write_back_keeps_its_metadata() -> None:
+    """It comes after the stamp was compared, and before the object is removed from the store."""
+
+    async def run() -> None:
+        world, store, pushed = World(), DurableStore(SystemClock()), list[dict[str, str]]()
+
+        async def push(_: str, body: AsyncIterator[bytes], facts: ObjectFacts) -> str:
+            assert [piece async for piece in body] == [b"same"]
+            pushed.append(dict(facts.metadata))
+            return "etag"
+
+        async def delete_version(*what: str, **how: Any) -> Any:
+            if len(pushed) == 1:
+                await put_object(store, "k", b"same", metadata={"n": "2"})
+            return await store.delete_version(*what, **how)
+
+        async def forget(*_: Any) -> None:
+            return None
+
+        await put_object(store, "k", b"same", metadata={"n": "1"})
+        made: Any = OriginWriter
+        writer = made(
+            SimpleNamespace(origin_for=lambda _: SimpleNamespace(put=push)),
+            store,
+            SimpleNamespace(delete_version=delete_version),
+            world,
+            SimpleNamespace(forget_object=forget),
+            world.succession(),
+        )
+        assert await writer.write_back(BUCKET, "k") == "etag"
+        assert pushed == [{"n": "1"}, {"n": "2"}]
+        assert store.get("b", "k") is None
 
     asyncio.run(run())
