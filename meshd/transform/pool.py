@@ -22,16 +22,15 @@ from meshd.rpc.process_rpc import ProcessLostError
 from meshd.telemetry import metrics
 from meshd.transform.errors import PoolClosedError
 from meshd.transform.messages import MAX_PROGRAMS, RENDER, Failure, read_progress, record_reply_metrics
-from meshd.transform.render_calls import (
-    RaggedPart,
+from meshd.transform.render_queue import (
+    FairQueue,
+    QueuePosition,
     RenderCall,
-    RenderResult,
     RenderSpec,
-    RowChecksums,
     RowSlice,
-    program_digest,
+    SliceSizer,
 )
-from meshd.transform.scheduling import FairQueue, QueuePosition, SliceSizer
+from meshd.transform.renderer import RaggedPart, RenderResult, RowChecksums, program_digest
 from meshd.util.async_tasks import BackgroundTasks
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from meshd.transform.decoded_cache.cache import DecodedCache
     from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.messages import FailureKind, RenderReply
-    from meshd.transform.render_calls import RowWork
+    from meshd.transform.renderer import RowWork
     from meshd.transform.source_files import AssetPlace
 
 SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
@@ -238,7 +237,7 @@ class TransformPool:
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
         sums = [RowChecksums(reply.rendered, reply.sums)] if reply.rendered and not reply.verdicts else []
         part = RenderResult(list(reply.failures), parts, sums, reply.seconds, reply.reading, reply.cpu)
-        part.add_kept(item, reply)
+        part.add_kept(item.rows, item.prefixes, reply)
         item.call.add_result(part, len(item.rows) - len(left))
         if left and item.call.is_pending:
             self._put(RowSlice(item.call, left), first=True)

@@ -18,14 +18,8 @@ from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore
 from meshd.transform.decoded_cache.slice_recorder import SliceRecorder
 from meshd.transform.messages import OpStats, RenderReply, RenderRequest
-from meshd.transform.render_calls import (
-    RenderCall,
-    RenderResult,
-    RenderSpec,
-    RowSlice,
-    RowWork,
-    program_digest,
-)
+from meshd.transform.render_queue import RenderCall, RenderSpec, RowSlice
+from meshd.transform.renderer import RenderResult, RowWork, program_digest
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 
@@ -181,7 +175,7 @@ class DecodedCacheNode:
                     builder = PrefixBuilder(self.files, program, request, recorder)
                     reply = builder.run(lambda row: None, lambda: False)
                     result = RenderResult()
-                    result.add_kept(item, reply)
+                    result.add_kept(item.rows, item.prefixes, reply)
                     if item.prefixes is not None and reply.prefixes is not None:
                         self.cache.on_reply(item.prefixes, reply.prefixes, in_advance=True)
                     for row, (verdict, _) in result.kept.items():

@@ -10,15 +10,8 @@ import msgspec
 from meshd.transform.compiler import load_program
 from meshd.transform.messages import RenderReply, RenderRequest
 from meshd.transform.pool import SLICE_ROWS
-from meshd.transform.render_calls import (
-    RaggedPart,
-    RenderCall,
-    RenderResult,
-    RenderSpec,
-    RowChecksums,
-    RowSlice,
-    program_digest,
-)
+from meshd.transform.render_queue import RenderCall, RenderSpec, RowSlice
+from meshd.transform.renderer import RaggedPart, RenderResult, RowChecksums, program_digest
 from meshd.transform.row_blocks import BlockCopier
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
@@ -27,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshd.transform.decoded_cache.sample_set import SampleSet
-    from meshd.transform.render_calls import RowWork
+    from meshd.transform.renderer import RowWork
 
 
 class InlineRenderer:

@@ -105,7 +105,7 @@ class WalkRecorder:
         self._turn = 0
         (self.place / "turn").write_bytes(b"\0")
         (self.place / "calls").touch()
-        self.env = {PLACE: str(self.place), "PYTHONPATH": f"{ROOT}/tests/support/walk_site:{ROOT}"}
+        self.env = {PLACE: str(self.place), "PYTHONPATH": f"{ROOT}/tests/support/walk_site:{ROOT}:{ROOT}/sdk"}
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.store.api import ObjectStore
-    from meshd.transform.render_calls import Renderer
+    from meshd.transform.renderer import Renderer
 
 
 MAX_ROWS = 32768  # limit of rows under construction; a larger frame is built alone

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshd.core.sample_locations import bytes_columns, distinct
 from meshd.transform.messages import FieldPlaces, RowBlock, pack_integers
-from meshd.transform.render_calls import RowWork
+from meshd.transform.renderer import RowWork
 from meshd.transform.row_blocks import COLUMN_OPS, FIRST_OP
 from meshwire.dataset.paged_columns import PagedColumn
 from meshwire.dataset.snapshot import RecordColumn

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import Address
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.plan_record import FieldOutput, Plan
-    from meshd.transform.render_calls import RenderResult
+    from meshd.transform.renderer import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
 

@@ -32,7 +32,7 @@ from meshd.store.integrity.verification import report_damage
 from meshd.telemetry import tracing
 from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
-from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
+from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.transform.decoded_cache.sample_set import OwnRows
     from meshd.transform.messages import Failure
-    from meshd.transform.render_calls import Renderer
+    from meshd.transform.renderer import Renderer
     from meshwire.dataset.build_snapshot import Snapshot
 
 _AT_A_TIME = 1024

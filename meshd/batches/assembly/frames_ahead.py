@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshd.batches.read_ahead.arrivals import Arrivals
     from meshd.batches.read_ahead.read_hints import FrameRequest, ReadHints
     from meshd.core.frame_address import AnyFrameAddress, FrameAddress
-    from meshd.transform.render_calls import Renderer, RenderResult, RowWork
+    from meshd.transform.renderer import Renderer, RenderResult, RowWork
 
 _log = logging.getLogger("meshd.frames_ahead")
 _UNCLAIMED_SECONDS: Final = 60.0

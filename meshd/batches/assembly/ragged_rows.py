@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.transform.render_calls import RaggedPart
+    from meshd.transform.renderer import RaggedPart
 
 _CHUNK: Final = 1 << 20
 

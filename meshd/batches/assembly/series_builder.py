@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameAddress
     from meshd.core.memory_frames import SharedFrame
     from meshd.core.plan_record import Plan
-    from meshd.transform.render_calls import RenderResult, RowWork
+    from meshd.transform.renderer import RenderResult, RowWork
     from meshwire.dataset.build_snapshot import Snapshot
 
 MOST_ROWS: Final = 1 << 16

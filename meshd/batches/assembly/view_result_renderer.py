@@ -17,7 +17,7 @@ from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.core.sample_locations import slice_locations
 from meshd.store.errors import NotCachedError
 from meshd.store.integrity.verification import report_damage
-from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork
+from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import DerivedAddress
     from meshd.core.peer_source import FetchedRanges
     from meshd.transform.messages import Failure
-    from meshd.transform.render_calls import RaggedPart, RenderResult
+    from meshd.transform.renderer import RaggedPart, RenderResult
     from meshd.transform.source_files import Pieces
 
 

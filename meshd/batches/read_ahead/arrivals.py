@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
-    from meshd.transform.render_calls import RowWork
+    from meshd.transform.renderer import RowWork
     from meshd.util.clock import Clock
 
     Integers = npt.NDArray[np.int64]

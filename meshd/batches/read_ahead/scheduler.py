@@ -29,7 +29,7 @@ from meshd.batches.read_ahead.windows import (
 )
 from meshd.telemetry import metrics
 from meshd.telemetry.training_metrics import DIGITS, plan_read_ahead
-from meshd.transform.render_calls import RowWork, program_digest
+from meshd.transform.renderer import RowWork, program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.timeouts import timeout
 from meshwire.plan.epoch_order import snapshot_order

@@ -30,7 +30,7 @@ from meshd.telemetry import metrics
 from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, UNSTORED
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE
-from meshd.transform.render_calls import UNREADABLE_KINDS, RowWork, program_digest
+from meshd.transform.renderer import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.byte_rate import RateLimiter
 from meshwire.plan.epoch_order import snapshot_order
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshd.transform.decoded_cache.sample_set import OwnRows
     from meshd.transform.messages import Failure
     from meshd.transform.pool import TransformPool
-    from meshd.transform.render_calls import RenderResult
+    from meshd.transform.renderer import RenderResult
     from meshwire.dataset.build_snapshot import Snapshot
 
     Integers = npt.NDArray[np.int64]

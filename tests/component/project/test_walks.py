@@ -110,7 +110,7 @@ def test_a_batch_from_its_address_to_a_tensor(
         sys.setprofile(None)
         threading.setprofile(None)
     check(in_training, "**In the training process**", 10)
-    check(on_the_node, "**On the node**", 27, skip="skip the next step")
+    check(on_the_node, "**On the node**", 26, skip="skip the next step")
 
 
 def test_a_replicated_put_at_the_wrong_node(recorder: WalkRecorder) -> None:

@@ -20,7 +20,7 @@ from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter
 from meshd.transform.pool import TransformPool
 from meshd.transform.registry import OPS, operation
-from meshd.transform.render_calls import RowWork
+from meshd.transform.renderer import RowWork
 from meshd.transform.resource_limits import RowLimits
 from tests.support.transform_processes import running, text_of
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from meshd.transform.render_calls import RenderResult
+    from meshd.transform.renderer import RenderResult
 
 FIXED = FieldType("array", "uint8", (4,))
 

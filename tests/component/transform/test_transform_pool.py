@@ -14,7 +14,7 @@ from meshd.transform.compiler import load_program
 from meshd.transform.op_types import BYTES
 from meshd.transform.pool import SLICE_ROWS
 from meshd.transform.registry import OPS, operation
-from meshd.transform.render_calls import RowWork
+from meshd.transform.renderer import RowWork
 from tests.support.transform_processes import jpeg, running, text_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshd.core.plan_record import FieldOutput
 from meshd.store.records import Location
 from meshd.transform.compiler import load_program
 from meshd.transform.messages import RenderRequest, Row, unpack_integers
-from meshd.transform.render_calls import RenderCall, RenderSpec, RowSlice
+from meshd.transform.render_queue import RenderCall, RenderSpec, RowSlice
 from meshd.transform.source_files import SourceFiles
 from meshd.transform.worker import SliceRenderer
 from meshwire.dataset.build_snapshot import BytesColumn, ObjectTable, Snapshot
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.core.sample_locations import PinnedObjects
-    from meshd.transform.render_calls import RowWork
+    from meshd.transform.renderer import RowWork
 
 ROWS = 300
 FIELDS: dict[str, tuple[str, tuple[int | None, ...]]] = {

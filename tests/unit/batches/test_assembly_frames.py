@@ -30,7 +30,7 @@ from meshd.core.sample_locations import slice_locations
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.store.records import Location, Meta
 from meshd.transform.messages import Failure
-from meshd.transform.render_calls import RenderResult, RowChecksums
+from meshd.transform.renderer import RenderResult, RowChecksums
 from meshd.util.tenant_limits import tenant_scope
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from meshd.transform.decoded_cache.sample_set import SampleSet
     from meshd.transform.messages import FailureKind
-    from meshd.transform.render_calls import RowWork
+    from meshd.transform.renderer import RowWork
     from meshwire.dataset.build_snapshot import Snapshot
 
 SAMPLES = 30

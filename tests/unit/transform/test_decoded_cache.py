@@ -30,7 +30,7 @@ from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import MAX_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import BUCKET_QUOTA, NO_ROOM
 from meshd.transform.decoded_cache.tables import JUDGED_READS, Table
-from meshd.transform.render_calls import program_digest
+from meshd.transform.renderer import program_digest
 from meshd.util.disk_space import reserve_space
 from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.support.transform_processes import text_of

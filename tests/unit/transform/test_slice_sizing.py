@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.transform.scheduling import MIN_SLICE_SECONDS, SliceSizer
+from meshd.transform.render_queue import MIN_SLICE_SECONDS, SliceSizer
 
 
 def paced(seconds: float) -> SliceSizer:

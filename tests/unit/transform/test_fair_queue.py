@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from meshd.transform.pool import EARLY_SECONDS
-from meshd.transform.scheduling import EXPECTED, FairQueue, QueuePosition
+from meshd.transform.render_queue import EXPECTED, FairQueue, QueuePosition
 
 
 def test_jobs_take_turns() -> None:

@@ -1,25 +1,40 @@
-"""Scheduling of transform work: a fair queue over accounts and jobs, and the size of the slices handed out.
+"""Render queue: calls of the renderer, cut into slices of rows, which wait in a fair order.
 
 Law: the account that used the least time is served next, then the job of that account that did; within
 a job, first come, first served, and requests made at about the same time in epoch order. Unused time is
 not saved up. Work of a shy job goes only to workers that accept it. Background work is served only while
-no other waits. Slices shrink so that all workers
-share the queue and finish together, but not below the cost of a handover (guided self-scheduling,
-Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987). Invariant: of two accounts with
-constant backlog, neither gains more than the time of the work in progress.
+no other waits. Slices shrink so that all workers share the queue and finish together, but not below the cost
+of a handover (guided self-scheduling, Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987).
+The result of a call is set once, when all its rows are done. Replies after a cancellation are dropped, and
+every descriptor is closed once. Invariant: of two accounts with constant backlog, neither gains more than the
+time of the work in progress.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+import msgspec
+
+from meshd.telemetry import tracing
+from meshd.transform.messages import RenderRequest, Row
+from meshd.transform.renderer import RenderResult
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
+    from meshd.transform.decoded_cache.messages import KeptPlace
+    from meshd.transform.decoded_cache.sample_set import SampleSet
+    from meshd.transform.decoded_cache.slice_order import SliceOrder
+    from meshd.transform.messages import RenderReply, RowBlock
+    from meshd.transform.renderer import RowWork
+    from meshd.transform.source_files import AssetPlace, Piece
 
 T = TypeVar("T")
 EXPECTED = 0.05  # assumed seconds per slice until the first slices of a job are done
@@ -278,3 +293,158 @@ class SliceSizer:
         share = max(least, -(-waiting // processes))
         share += share % 2
         return share if rows - share >= least else rows
+
+
+@dataclass(frozen=True, slots=True)
+class RenderSpec:
+    """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock.
+
+    `prefixes_only`: only the decoded cache's entries are made, in the background.
+    """
+
+    asked: float
+    account: str
+    job: str
+    program_text: str
+    program: str
+    epoch: int
+    frame_bytes: int
+    targets: tuple[tuple[int, int] | None, ...]
+    assets: tuple[AssetPlace, ...] = ()
+    samples: SampleSet | None = None
+    prefixes_only: bool = False
+
+
+class RenderCall:
+    """The state that all slices of one `render` share: the spec, and the outcome as it accumulates.
+
+    The frame's descriptor stays open until the last slice is released.
+    """
+
+    def __init__(self, order: RenderSpec, frame_fd: int, rows: int) -> None:
+        self.order = order
+        self.frame_fd = os.dup(frame_fd)
+        self.outcome: asyncio.Future[RenderResult] = asyncio.get_running_loop().create_future()
+        self.span = tracing.current()
+        self._rendered = RenderResult()
+        self._left, self._slices = rows, 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a caller still waits for the outcome."""
+        return not self.outcome.done()
+
+    def add_slice(self) -> None:
+        self._slices += 1
+
+    def release_slice(self) -> None:
+        self._slices -= 1
+        if not self._slices:
+            os.close(self.frame_fd)
+
+    def add_result(self, part: RenderResult, rows: int) -> None:
+        """Add the outcome of `rows` more rows."""
+        if not self.is_pending:
+            part.close()
+            return
+        self._rendered.failures += part.failures
+        self._rendered.parts += part.parts
+        self._rendered.checksums += part.checksums
+        self._rendered.seconds += part.seconds
+        self._rendered.reading += part.reading
+        self._rendered.cpu += part.cpu
+        self._rendered.kept |= part.kept
+        self._rendered.kept_seconds += part.kept_seconds
+        self._rendered.kept_bytes += part.kept_bytes
+        self._left -= rows
+        if not self._left:
+            self.outcome.set_result(self._rendered)
+
+    def fail_call(self, error: Exception) -> None:
+        if self.is_pending:
+            self.discard()
+            self.outcome.set_exception(error)
+
+    def discard(self) -> None:
+        """Close the scratch files of a call that failed or was cancelled."""
+        self._rendered.close()
+
+
+class RowSlice:
+    """Rows that travel together. `suspect`: a single row, retried because a process died on it.
+
+    `lost`: how often a process died that had received this slice but not begun it; `turn`: the ticket to
+    return to the queue; `prefixes`: what its process does with the decoded cache; `queued`, `sent`: when it
+    was, if its call is traced.
+    """
+
+    def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
+        self.call, self.rows, self.suspect = call, rows, suspect
+        self.number, self.lost = 0, 0
+        self.turn: QueueTicket[RowSlice] | None = None
+        self.prefixes: SliceOrder | None = None
+        self.queued, self.sent = tracing.now() if call.span is not None else 0.0, 0.0
+        call.add_slice()
+
+    def to_request(self, number: int, *, with_text: bool) -> RenderRequest:
+        self.number, self.sent = number, tracing.now() if self.call.span is not None else 0.0
+        paths: dict[str, int] = {}
+
+        def path_index(path: str) -> int:
+            return paths.setdefault(path, len(paths))
+
+        def placed(pieces: Sequence[Piece]) -> tuple[tuple[int, ...], ...]:
+            return tuple((paths.setdefault(piece[0], len(paths)), *piece[1:]) for piece in pieces)
+
+        def kept(sample: int) -> tuple[tuple[KeptPlace, ...], ...]:
+            return () if prefixes is None or sample < 0 else prefixes.places(sample, path_index)
+
+        def placed_block(work: RowWork) -> RowBlock | None:
+            if work.block is None:
+                return None
+            return msgspec.structs.replace(work.block, files=tuple(map(path_index, work.paths)))
+
+        prefixes = self.prefixes
+        rows = tuple(
+            Row(
+                work.row,
+                work.position,
+                tuple(map(placed, work.sources)),
+                tuple(map(placed, work.partner)),
+                work.sample,
+                work.partner_sample,
+                kept(work.sample),
+                kept(work.partner_sample),
+                placed_block(work),
+            )
+            for work in self.rows
+        )
+        fields = () if prefixes is None else prefixes.fields(path_index)
+        order = self.call.order
+        assets = tuple((digest, placed(pieces)) for digest, pieces in order.assets)
+        return RenderRequest(
+            number,
+            order.program,
+            order.program_text if with_text else "",
+            order.epoch,
+            order.frame_bytes,
+            order.targets,
+            tuple(paths),
+            rows,
+            assets,
+            self.suspect,
+            fields,
+            order.prefixes_only,
+            self.call.span is not None,
+        )
+
+    def record_spans(self, reply: RenderReply) -> None:
+        """Record how long the slice waited and what its process did, if its call is traced."""
+        if self.call.span is None:
+            return
+        ended = tracing.now()
+        tracing.record(self.call.span, "queue", self.queued, self.sent)
+        span = tracing.Span("render", self.call.span, self.sent)
+        span.attributes = {"shardmesh.rows": len(reply.rendered)}
+        tracing.record_timed(span, reply.spans)
+        span.end(ended)
