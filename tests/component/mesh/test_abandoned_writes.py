@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from meshd.cluster.replication.forwarded_writes import FORWARD_REQUEST, FORWARD_WRITE
 from meshd.cluster.replication.replicated_store import ReplicatedWriter
+from meshd.rpc.peer_client import PeerUnreachableError
+from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.store.errors import (
     NotReplicatedError,
 )
@@ -37,8 +40,9 @@ from tests.support.store_calls import error_of, fake_etag, new_object, put_objec
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from meshd.rpc.http_connection import ResponseHead
     from meshd.store.records import Record
-    from meshwire.cluster import ClusterMap
+    from meshwire.cluster import ClusterMap, Node
     from tests.support.mesh_nodes import Running
 
 LARGE = 3_000_000
@@ -273,3 +277,63 @@ def test_a_write_that_was_committed_before_an_absence_is_not_acknowledged_after_
 def _committed(node: Running, upload: Upload, first: Record) -> bool:
     store = node.node.store
     return store.get("b", "k") != first or store.get_upload("b", "k", upload.upload_id) is None
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("what", ["create", "replace", "delete", "copy"])
+def test_a_conditional_write_whose_answer_is_lost_is_not_refused_by_its_own_result(
+    what: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(nodes: list[Running]) -> None:
+        primary = decider_of(nodes, "b", "k")
+        passing = next(node for node in nodes if node is not primary)
+        store, name = shared_store(passing), passing.node.settings.node_id
+        before = None if what == "create" else await put_object(store, "k", b"first" * size)
+        source = await put_object(passing.node.store, "source", b"source" * size)
+        context = WriteContext(name, passing.node.mesh.current_map().version)
+        call_typed, sent = passing.peers.call_typed, list[str]()
+
+        async def loses_answers(node: Node, call: Any, request: Any, **more: Any) -> Any:
+            answer = await call_typed(node, call, request, **more)
+            if call in (FORWARD_REQUEST, FORWARD_WRITE):
+                sent.append(node.node_id)
+                raise PeerUnreachableError("the connection was closed", begun=True)
+            return answer
+
+        monkeypatch.setattr(passing.peers, "call_typed", loses_answers)
+        conditions = Conditions(if_none_match=("*",)) if before is None else Conditions((before.etag,))
+        body = b"second" * size
+        writes: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+            "create": lambda: put_object(store, "k", body, conditions=conditions, context=context),
+            "replace": lambda: put_object(store, "k", body, conditions=conditions, context=context),
+            "delete": lambda: store.delete("b", "k", conditions=conditions, context=context),
+            "copy": lambda: store.link("b", "k", source, Meta("copied"), conditions, context=context),
+        }
+        error = await error_of(NotReplicatedError, writes[what]())
+        assert "may or may not have taken effect" in str(error)
+        assert sent == [primary.node.settings.node_id]
+        found = primary.node.store.get("b", "k")
+        etags = {"create": fake_etag(body), "replace": fake_etag(body), "delete": None, "copy": "copied"}
+        assert (None if found is None else found.etag) == etags[what]
+
+    among(3, test)
+
+
+def test_a_conditional_request_whose_answer_is_lost_is_not_forwarded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = list[int]()
+
+    def lose_answer(relay: ResponseRelay, head: ResponseHead) -> None:
+        lost.append(head.status)
+        relay.fail(PeerUnreachableError("the connection was closed", begun=True))
+
+    def test(clients: list[Any], nodes: list[Running]) -> None:
+        primary = nodes.index(decider_of(nodes, "bench", "k"))
+        monkeypatch.setattr(ResponseRelay, "on_head", lose_answer)
+        with pytest.raises(ClientError, match=r"SlowDown.*may or may not have been executed"):
+            clients[primary - 1].put_object(Bucket="bench", Key="k", Body=b"1", IfNoneMatch="*")
+        assert clients[primary].get_object(Bucket="bench", Key="k")["Body"].read() == b"1"
+        assert lost == [200]
+
+    with_clients(3, test)
