@@ -37,7 +37,8 @@ def exported_series() -> set[str]:
     declared = "meshd/telemetry/metrics.py", "meshd/telemetry/training_metrics.py"
     for path in (*declared, "operator/meshoperator/metrics.py"):
         text = (ROOT / path).read_text()
-        for kind, name in re.findall(r'\b_?(counter|gauge|histogram)\(\s*"(\w+)"', text, re.IGNORECASE):
+        declarations = r'\b(?:latest_)?_?(counter|gauge|histogram)\(\s*"(\w+)"'
+        for kind, name in re.findall(declarations, text, re.IGNORECASE):
             found |= {name + suffix for suffix in _SUFFIXES[kind.lower()]}
     return found
 
