@@ -49,6 +49,10 @@ class _MeshTrainer(FedByLoader, _Trainer):
     pass
 
 
+def _trainer(output: Path, loader: Any) -> _MeshTrainer:
+    return _MeshTrainer(output, loader=loader, inputs=dict)
+
+
 @contextmanager
 def _files_of_at_most(size: int) -> Iterator[None]:
     """Within this context no file can grow beyond `size` bytes: a write stops there, as if killed."""
@@ -64,7 +68,7 @@ def test_a_state_is_whole_or_absent(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-3"
     folder.mkdir()
     loader = _Loader()
-    trainer = _MeshTrainer(tmp_path, loader=loader, inputs=dict)  # type: ignore[arg-type]  # what it uses of one
+    trainer = _trainer(tmp_path, loader)
     with _files_of_at_most(20), pytest.raises(OSError, match="File too large"):
         trainer._save_checkpoint()
     assert list(folder.iterdir()) == []
@@ -81,7 +85,7 @@ def test_a_state_is_whole_or_absent(tmp_path: Path) -> None:
 
 
 def test_a_state_that_cannot_be_read_is_an_error_with_its_name(tmp_path: Path) -> None:
-    trainer = _MeshTrainer(tmp_path, loader=_Loader(), inputs=dict)  # type: ignore[arg-type]  # what it uses of one
+    trainer = _trainer(tmp_path, _Loader())
     with pytest.raises(ConfigurationError, match=r"has no mesh_loader\.json"):
         trainer.train(str(tmp_path))
     (tmp_path / STATE).write_text('{"plan": "000')
