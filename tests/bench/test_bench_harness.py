@@ -66,18 +66,27 @@ def row(*figures: Figure, name: str = "get-10k", **skipped: str) -> RowResult:
     )
 
 
+def quick_rows(scratch: Path, *names: str, interpreter: str | None = None) -> dict[str, RowResult]:
+    """Measure rows at toy size in a process of their own, and return what it kept. Nothing is installed."""
+    argv = [interpreter or python(), "-m", "bench", "--quick", "--only", ",".join(names)]
+    done = subprocess.run(
+        [*argv, "--scratch", str(scratch)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+        env={**os.environ, "BENCH_INSTALL": "0"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return load(scratch / "quick")
+
+
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
     """The real programs where they are installed; a missing one is skipped with what to do about it."""
-    only = ["--only", "get-10k,memory", "--scratch", str(tmp_path)]
-    argv = [sys.executable, "-m", "bench", "--quick", *only]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick")
+    rows = quick_rows(tmp_path, "get-10k", "memory", interpreter=sys.executable)
     assert set(rows) == {"get-10k", "memory"}
     assert rows["memory"].value("mixed", "moved")
     if available():
@@ -90,14 +99,7 @@ def test_store_and_memory_rows_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
-    only = ["--only", "cold,cold-eight,cold-1g,epochs", "--scratch", str(tmp_path)]
-    argv = [python(), "-m", "bench", "--quick", *only]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick")
+    rows = quick_rows(tmp_path, "cold", "cold-eight", "cold-1g", "epochs")
     warm = rows["epochs"].value("segments", "warm")
     assert warm is not None
     assert warm > 0.25
@@ -110,53 +112,44 @@ def test_the_rows_of_origins_at_toy_size(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 @pytest.mark.sampled(3)
-def test_the_rows_of_windows_tables_and_media_at_toy_size(tmp_path: Path) -> None:
-    media = [each.name for each in media_row.ROWS]
-    only = [
-        "--only",
-        ",".join([windows.NAME, long_texts.NAME, table_row.NAME, *media]),
-        "--scratch",
-        str(tmp_path),
-    ]
-    argv = [python(), "-m", "bench", "--quick", *only]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick")
-    installed = [name for name in table_row.CONTENDERS if name != table_row.RAY or find_spec("ray")]
-    assert rows[table_row.NAME].contenders() == installed
-    texts = rows[long_texts.NAME]
-    assert texts.contenders() == list(long_texts.CONTENDERS)
-    assert texts.ratio(long_texts.LONG, long_texts.SHORT, "rate") is not None
-    assert rows[table_row.NAME].value(table_row.PYARROW, "client_us")
-    for name in media:
-        assert rows[name].contenders() == list(media_row.CONTENDERS)
-        assert rows[name].ratio(media_row.OURS, media_row.NAIVE, "rate") is not None
-    found = rows[windows.NAME]
+def test_the_row_of_windows_at_toy_size(tmp_path: Path) -> None:
+    [found] = quick_rows(tmp_path, windows.NAME).values()
     assert found.contenders() == list(windows.CONTENDERS)
     ratio = found.ratio(windows.OURS, windows.NAIVE, "rate")
     assert ratio is not None  # how much it is says nothing at this size
     assert found.value(windows.NAIVE, "client_us")
+    assert windows.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+@pytest.mark.sampled(3)
+def test_the_rows_of_texts_and_tables_at_toy_size(tmp_path: Path) -> None:
+    rows = quick_rows(tmp_path, long_texts.NAME, table_row.NAME)
+    texts, found = rows[long_texts.NAME], rows[table_row.NAME]
+    assert texts.contenders() == list(long_texts.CONTENDERS)
+    assert texts.ratio(long_texts.LONG, long_texts.SHORT, "rate") is not None
+    installed = [name for name in table_row.CONTENDERS if name != table_row.RAY or find_spec("ray")]
+    assert found.contenders() == installed
+    assert found.value(table_row.PYARROW, "client_us")
     report = (tmp_path / "quick.md").read_text()
-    assert windows.TEXT in report
-    assert table_row.TEXT in report
     assert long_texts.TEXT in report
-    assert media_row.FILMS.text in report
+    assert table_row.TEXT in report
+
+
+@pytest.mark.bench
+@pytest.mark.sampled(3)
+def test_the_rows_of_media_at_toy_size(tmp_path: Path) -> None:
+    rows = quick_rows(tmp_path, *(each.name for each in media_row.ROWS))
+    for each in media_row.ROWS:
+        assert rows[each.name].contenders() == list(media_row.CONTENDERS)
+        assert rows[each.name].ratio(media_row.OURS, media_row.NAIVE, "rate") is not None
+    assert media_row.FILMS.text in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
-    only = ["--only", checkpoints.NAME, "--scratch", str(tmp_path)]
-    argv = [python(), "-m", "bench", "--quick", *only]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, checkpoints.NAME).values()
     assert found.contenders() == list(checkpoints.CONTENDERS)
     for name in checkpoints.CONTENDERS:
         assert found.value(name, "save")
@@ -167,13 +160,7 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", owners.NAME, "--scratch", str(tmp_path)]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, owners.NAME).values()
     if not found.skipped:
         assert {*found.contenders()} == {*owners.CONTENDERS}
         assert not any(found.problem(name) for name in owners.CONTENDERS)  # equal batches among them
@@ -189,10 +176,7 @@ def test_the_row_of_rows_from_their_owners_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", foretold.NAME, "--scratch", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, foretold.NAME).values()
     if not found.skipped:
         assert {*found.contenders()} == {*foretold.CONTENDERS}
         for way in foretold.WAYS:
@@ -205,13 +189,7 @@ def test_what_the_simulator_foretells_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", "reshard", "--scratch", str(tmp_path)]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, "reshard").values()
     assert found.contenders() == ["cp", "cp, then sync", "reshard", "reshard, shuffled"]
     assert not any(found.problem(name) for name in found.contenders())
     assert found.ratio("reshard", "cp", "gigabytes")
@@ -222,10 +200,7 @@ def test_the_row_of_jobs_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.sampled(3)
 def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
     require_etcd()
-    argv = [python(), "-m", "bench", "--quick", "--only", "restore", "--scratch", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, "restore").values()
     assert not any(found.problem(name) for name in found.contenders())
     assert found.value("clients read", "p99_ratio")
     assert "## Redundancy restored" in (tmp_path / "quick.md").read_text()
@@ -234,14 +209,7 @@ def test_the_row_of_redundancy_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
-    only = ["--only", "gather-10k,gather-members", "--scratch", str(tmp_path)]
-    argv = [python(), "-m", "bench", "--quick", *only]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick")
+    rows = quick_rows(tmp_path, "gather-10k", "gather-members")
     assert set(rows) == {"gather-10k", "gather-members"}
     assert len(rows["gather-10k"].contenders()) == 5
     assert all(rows[name].value("gather", "rate") for name in rows)
@@ -251,13 +219,7 @@ def test_gather_rows_at_toy_size(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_passing_on_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", "passing", "--scratch", str(tmp_path)]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [found] = load(tmp_path / "quick").values()
+    [found] = quick_rows(tmp_path, "passing").values()
     if not found.skipped:
         assert len(found.contenders()) == 6
         assert all(found.value(name, "rate") for name in found.contenders())
@@ -534,10 +496,7 @@ def test_shards_hold_every_photograph_once(tmp_path: Path) -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_ops_row_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", "ops", "--scratch", str(tmp_path)]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert load(tmp_path / "quick")["ops"].value("meshd", "rate")
+    assert quick_rows(tmp_path, "ops")["ops"].value("meshd", "rate")
     assert "## Ops, on one core" in (tmp_path / "quick.md").read_text()
 
 
@@ -555,12 +514,6 @@ def test_the_ops_bar_is_of_time_not_of_rate() -> None:
 @pytest.mark.bench
 @pytest.mark.sampled(3)
 def test_the_row_of_user_ops_at_toy_size(tmp_path: Path) -> None:
-    argv = [python(), "-m", "bench", "--quick", "--only", "userops", "--scratch", str(tmp_path)]
-    env = {**os.environ, "BENCH_INSTALL": "0"}
-    done = subprocess.run(
-        argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE, env=env
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    rows = load(tmp_path / "quick")
+    rows = quick_rows(tmp_path, "userops")
     assert all(rows["userops"].value(name, "rate") for name in rows["userops"].contenders())
     assert "## Ops of users" in (tmp_path / "quick.md").read_text()
