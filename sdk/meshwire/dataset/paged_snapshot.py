@@ -271,16 +271,22 @@ class PagedSnapshot(Snapshot):
                 writer.add_strings(f"fields.{name}.classes", StringColumn.from_strings(column.classes))
         return writer.to_bytes()
 
+    def document_pieces(self) -> Sequence[Buffer]:
+        return (self.to_bytes(),)
+
     def __repr__(self) -> str:
         count = f"samples={self.samples}, pages={len(self.table)}"
         return f"PagedSnapshot({self.hash[:12]}, {self.source!r}, {count})"
 
 
-def read_snapshot(document: Buffer, open_page: Callable[[PagedSnapshot, int], Page]) -> Snapshot:
-    """Decode a snapshot document of any version. Raises ColumnError for any other bytes."""
+def read_snapshot(
+    document: Buffer, open_page: Callable[[PagedSnapshot, int], Page], digest: str = ""
+) -> Snapshot:
+    """Decode a snapshot document of any version. `digest`: its SHA-256 in hex, where that is known. Raises
+    ColumnError for any other bytes."""
     reader = ColumnReader(document, FORMAT, 1, PAGED_VERSION)
     if reader.version != PAGED_VERSION:
-        return Snapshot.from_bytes(document)
+        return Snapshot.from_bytes(document, digest)
     kind: Any = reader.read_text("kind")
     if kind not in PAGED_KINDS:
         raise ColumnError(f"a snapshot of the kind {kind[:60]!r} has no pages")

@@ -33,6 +33,11 @@ class BytesColumn:
     offset: Integers
     length: Integers
 
+    @property
+    def narrow_objects(self) -> Narrow:
+        """`object` in the integer type that it is held in."""
+        return self.object
+
     def objects_at(self, samples: Any) -> Int32:
         """Return the objects of some samples, given by an index, a list or an array of them."""
         found: Int32 = self.object[samples]
@@ -81,6 +86,10 @@ class StoredColumn(BytesColumn):
     @property
     def object(self) -> Int32:
         return self._objects.astype(np.int32)
+
+    @property
+    def narrow_objects(self) -> Narrow:
+        return self._objects
 
     @property
     def offset(self) -> Integers:

@@ -7,7 +7,6 @@ foreign document is validated completely: an index, range or name out of bounds 
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -164,7 +163,7 @@ class Snapshot:
     names: StringColumn | None
     hash: str
     # The document of which `hash` was computed, until it is asked for: a great one is not encoded twice.
-    _document: list[bytes] = field(default_factory=list, init=False, repr=False)
+    _document: list[Buffer] = field(default_factory=list, init=False, repr=False)
 
     @property
     def shards(self) -> int:
@@ -227,9 +226,13 @@ class Snapshot:
 
     def to_bytes(self) -> bytes:
         """Encode the document. `hash` is its SHA-256."""
-        with suppress(IndexError):
-            return self._document.pop()
-        return _document(
+        return b"".join(self.document_pieces())
+
+    def document_pieces(self) -> Sequence[Buffer]:
+        """Return the document in consecutive pieces, of which the long ones are views of the columns."""
+        pieces = tuple(self._document)
+        self._document.clear()
+        return pieces or _document(
             self.source, self.kind, self.objects, self.shard_starts, self.fields, self.specs, self.names
         )
 
@@ -245,17 +248,22 @@ class Snapshot:
         names: StringColumn | None,
     ) -> Snapshot:
         """Build a snapshot from columns made by this process, and compute its hash."""
-        document = _document(source, kind, objects, shard_starts, fields, specs, names)
-        digest = hashlib.sha256(document).hexdigest()
+        document, digest = (
+            _document(source, kind, objects, shard_starts, fields, specs, names),
+            hashlib.sha256(),
+        )
+        for piece in document:
+            digest.update(piece)
         samples = int(shard_starts[-1])
-        made = cls(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
-        made._document.append(document)
+        made = cls(source, kind, objects, samples, shard_starts, fields, specs, names, digest.hexdigest())
+        made._document.extend(document)
         return made
 
     @classmethod
-    def from_bytes(cls, document: Buffer) -> Snapshot:
-        """Decode the document. Raises ColumnError for any other bytes."""
-        return _read(document)
+    def from_bytes(cls, document: Buffer, digest: str = "") -> Snapshot:
+        """Decode the document. `digest`: its SHA-256 in hex, where that is known. Raises ColumnError for any
+        other bytes."""
+        return _read(document, digest)
 
     def __repr__(self) -> str:
         return f"Snapshot({self.hash[:12]}, {self.source!r}, samples={self.samples}, shards={self.shards})"
@@ -284,7 +292,7 @@ def _document(
     fields: Mapping[str, BytesColumn | LabelColumn],
     specs: Mapping[str, FieldSpec],
     names: StringColumn | None,
-) -> bytes:
+) -> Sequence[Buffer]:
     described = canonical_json(fields_document(specs)).decode()
     metadata = {"source": source, "bucket": objects.bucket, "kind": kind, "fields": described}
     if objects.others:
@@ -320,7 +328,7 @@ def _document(
         if kind != "objects":  # a plain object's bytes are the whole object
             writer.add_integers(f"fields.{name}.offset", column.offset)
             writer.add_integers(f"fields.{name}.length", column.length)
-    return writer.to_bytes()
+    return writer.pieces()
 
 
 def _record_groups(fields: Mapping[str, BytesColumn | LabelColumn]) -> list[Records]:
@@ -332,7 +340,7 @@ def _record_groups(fields: Mapping[str, BytesColumn | LabelColumn]) -> list[Reco
     return found
 
 
-def _read(document: Buffer) -> Snapshot:
+def _read(document: Buffer, digest: str) -> Snapshot:
     reader = ColumnReader(document, FORMAT, _VERSION)
     kind, viewed = reader.read_text("kind"), len(document) >= _VIEWED
     if kind not in KINDS:
@@ -352,7 +360,7 @@ def _read(document: Buffer) -> Snapshot:
     names = read("names") if kind != "objects" else None
     if names is not None and len(names) != samples:
         raise ColumnError(f"{len(names)} names for {samples} samples")
-    digest = hashlib.sha256(document).hexdigest()
+    digest = digest or hashlib.sha256(document).hexdigest()
     return Snapshot(source, kind, objects, samples, shard_starts, fields, specs, names, digest)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from meshwire.frame.columns import StringColumn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from meshwire.dataset.sample_columns import Narrow
     from meshwire.frame.columns import Integers
 
     Listed = tuple[str, str, int]
@@ -51,11 +52,23 @@ class _Edits:
         """Return the column with the strings of `new` in place of the old ones."""
         return old.replace_runs(self.firsts, self.ends, self.counts, new)
 
-    def moved(self, rows: int) -> Integers:
-        """Return where each of the old rows is afterwards, int64[rows]; those replaced have any number."""
-        shifts = np.zeros(rows + 1, np.int64)
-        np.add.at(shifts, self.ends, self.counts - (self.ends - self.firsts))
-        found: Integers = np.arange(rows, dtype=np.int64) + np.cumsum(shifts)[:rows]
+    def numbers(self, old: Narrow, new: Integers, shifts: Integers, dtype: np.dtype[Any]) -> Narrow:
+        """Return the column with the rows of `new` in place of the old ones, as `integers` does. `shifts`
+        [E + 1]: what is added to the old rows before each run, and after the last. Writes only the result:
+        new memory costs more than to compute what is in it."""
+        found = np.empty(old.size + int((self.counts - (self.ends - self.firsts)).sum()), dtype)
+        at, taken = 0, 0
+        for (first, end, count), shift in zip([*self._rows(), (old.size, 0, 0)], shifts, strict=True):
+            kept = found[at : at + first - taken]
+            kept[:] = old[taken:first]
+            kept += shift.astype(dtype)
+            at, taken = at + kept.size + count, end
+        found[self.new_rows()] = new
+        return found
+
+    def shifts(self) -> Integers:
+        """Return by how much the old rows before each run, and after the last, are moved: int64[E + 1]."""
+        found: Integers = np.concatenate(([0], np.cumsum(self.counts - (self.ends - self.firsts))))
         return found
 
     def new_rows(self) -> Integers:
@@ -109,9 +122,8 @@ def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Liste
     firsts, ends = (np.array(each, np.int64) for each in zip(*places, strict=True))
     objects = _Edits(firsts, ends, np.array([used[stem] for stem in stems], np.int64))
     column = next(each for each in snapshot.fields.values() if isinstance(each, BytesColumn))
-    before = np.concatenate(([0], np.cumsum(np.bincount(column.object, minlength=len(snapshot.objects)))))
     counts = np.array([stem in used for stem in stems], np.int64)
-    samples = _Edits(before[firsts], before[ends], counts)
+    samples = _Edits(_samples_before(column, firsts), _samples_before(column, ends), counts)
     total = snapshot.samples + int((counts - (samples.ends - samples.firsts)).sum())
     if not 0 < total <= MAX_SAMPLES:
         return None
@@ -122,7 +134,7 @@ def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Liste
         objects.strings(table.etags, more.etags),
         objects.integers(table.sizes, more.sizes),
     )
-    moved, placed = objects.moved(len(snapshot.objects)), objects.new_rows()
+    placed, shifts, kind = objects.new_rows(), objects.shifts(), np.min_scalar_type(len(table))
     fields: dict[str, BytesColumn | LabelColumn] = {}
     for name, old in snapshot.fields.items():
         added = None if new is None else new.fields[name]
@@ -130,11 +142,21 @@ def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Liste
             fields[name] = _label(samples, old, added if isinstance(added, LabelColumn) else _NO_LABELS)
         else:
             rows = placed[added.object] if isinstance(added, BytesColumn) else placed[:0]
-            which = samples.integers(moved[old.object], rows).astype(np.int32)
+            which = samples.numbers(old.narrow_objects, rows, shifts, kind)
             fields[name] = StoredColumn(which, None, table.sizes)
     starts = np.append(np.arange(0, total, SAMPLES_PER_SHARD), total).astype(np.int64)
     made = Snapshot.from_parts(snapshot.source, "objects", table, starts, fields, snapshot.specs, None)
     return SnapshotBuild(made, skipped, examples)
+
+
+def _samples_before(column: BytesColumn, objects: Integers) -> Integers:
+    """Return how many samples have their bytes in objects before each of these."""
+    of_samples = column.narrow_objects
+    if (of_samples[1:] < of_samples[:-1]).any():
+        of_samples = np.sort(of_samples)
+    # Of the column's own type where that is large: otherwise all of it is converted.
+    wanted = objects.astype(np.promote_types(of_samples.dtype, np.uint32))
+    return np.searchsorted(of_samples, wanted).astype(np.int64)
 
 
 def _built(snapshot: Snapshot, listing: Sequence[Listed]) -> tuple[Snapshot | None, int, tuple[str, ...]]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _NARROW = ((np.uint8, 1 << 8), (np.uint16, 1 << 16), (np.uint32, 1 << 32))
 _INTEGERS = {np.dtype(kind): int(np.iinfo(kind).max) for kind in (np.uint8, np.uint16, np.uint32, np.int64)}
 _DIGITS, _BLOCK = 9, 1 << 16  # minimum digits of a number; numbers written per block
+_LONG_PIECE = 1 << 16  # bytes of a document's piece that are not copied
 _RUN, _NOT_ASCII = 64, 0x80  # strings whose place is found by one sum; the first byte that is not ASCII
 
 
@@ -299,6 +300,15 @@ def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.astype(np.int64, copy=False)
 
 
+def _joined(pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Return these pieces with runs of short ones joined."""
+    found: list[Buffer] = []
+    for long, group in itertools.groupby(pieces, lambda piece: len(piece) >= _LONG_PIECE):
+        run = list(group)
+        found += run if long else [b"".join(run)]
+    return found
+
+
 class ColumnWriter:
     """Collects columns and encodes the document: its kind, version and metadata, then the arrays in the
     order added.
@@ -319,6 +329,11 @@ class ColumnWriter:
         self._arrays[name] = (np.frombuffer(values, dtype=np.uint8),)
 
     def to_bytes(self) -> bytes:
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Sequence[Buffer]:
+        """Return the document in consecutive pieces, the long ones without a copy of the columns: a document
+        is large, and new memory costs as much as what is written to it."""
         described = [
             (name, pieces[0].dtype, (sum(piece.size for piece in pieces),))
             for name, pieces in self._arrays.items()
@@ -328,9 +343,9 @@ class ColumnWriter:
         at = len(frame.header)
         for name, slot in frame.tensors.items():
             pieces += [bytes(slot.offset - at)]
-            pieces += [np.ascontiguousarray(piece).data for piece in self._arrays[name]]
+            pieces += [np.ascontiguousarray(piece).view(np.uint8).data for piece in self._arrays[name]]
             at = slot.offset + slot.nbytes
-        return b"".join(pieces)  # a document is large: it is in memory once, beside its columns
+        return _joined(pieces)
 
 
 class ColumnReader:

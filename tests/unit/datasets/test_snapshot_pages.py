@@ -364,7 +364,8 @@ def test_large_documents_are_mapped(node: Node, monkeypatch: pytest.MonkeyPatch)
         made = (await node.datasets.scan_source(SOURCE, "objects", FIELDS))[0].snapshot
         await node.catalog.add_snapshot(made)
         for damaged in (False, True):  # then the document is read
-            mapping = Mock(side_effect=lambda *place: b"damaged" if damaged else map_file(*place))  # noqa: B023
+            wrong = (b"d/1/001.txt", b"d/1/002.txt") if damaged else (b"", b"")
+            mapping = Mock(side_effect=lambda *place: bytes(map_file(*place)).replace(*wrong))  # noqa: B023
             monkeypatch.setattr(snapshot_pages, "map_file", mapping)
             node.restart()
             found = await node.catalog.snapshot(made.hash)
