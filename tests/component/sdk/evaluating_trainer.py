@@ -4,6 +4,7 @@ metrics were computed from."""
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -61,6 +62,8 @@ def main() -> None:
     if arguments.process_index == 0:
         sys.stdout.write(json.dumps(found) + "\n")
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo may keep an interpreter from ending
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 import types
@@ -542,3 +543,82 @@ def test_workers_of_ray_train_are_ranks(ray: Any, dataset: mesh.Dataset, tmp_pat
     parts = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     assert [len(part) for part in parts] == [10, 10]
     assert sorted(parts[0] + parts[1]) == list(range(20))
+
+
+@libraries
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
+def test_trackers_hold_the_windows_that_were_logged(
+    tracker: str, dataset: mesh.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/doctor.md logs them, and as the trackers' own readers find them."""
+    library = pytest.importorskip(tracker)
+    log, histories = (_mlflow if tracker == "mlflow" else _wandb)(library, tmp_path, monkeypatch)
+    logged: list[dict[str, float]] = []
+    with mesh.Loader(dataset, 4, seed=3) as batches:
+        before = batches.stats()
+        for step, _ in enumerate(batches, 1):
+            window, before = batches.stats(since=before), batches.stats()
+            logged.append(window.scalars("data/"))
+            log(logged[-1], step)
+    assert len(logged) == 5
+    assert all(0 <= each["data/wait_share"] <= 1 for each in logged)
+    assert all(each["data/samples_per_second"] > 0 for each in logged[1:])
+    assert histories() == {name: [each[name] for each in logged] for name in logged[0]}
+
+
+def _mlflow(mlflow: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Returns what logs to a run of MLflow, and what ends it and reads its metrics back."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("GIT_PYTHON_REFRESH", "quiet")
+    mlflow.set_tracking_uri(folder.as_uri())
+    run = mlflow.start_run()
+
+    def histories() -> dict[str, list[float]]:
+        mlflow.end_run()
+        client = mlflow.MlflowClient()
+        names = client.get_run(run.info.run_id).data.metrics
+        return {
+            name: [each.value for each in client.get_metric_history(run.info.run_id, name)] for name in names
+        }
+
+    return lambda figures, step: mlflow.log_metrics(figures, step=step), histories
+
+
+def _wandb(wandb: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The same for an offline run of W&B, whose file is decoded: it has no reader for Python."""
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = wandb.init(mode="offline", dir=folder, project="figures")
+
+    def histories() -> dict[str, list[float]]:
+        run.finish()
+        [path] = folder.rglob("run-*.wandb")
+        found: dict[str, list[float]] = {}
+        for data in _log_records(path.read_bytes(), first=7):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            for item in record.history.item:
+                name = item.key or "/".join(item.nested_key)
+                if name.startswith("data/"):
+                    found.setdefault(name, []).append(json.loads(item.value_json))
+        return found
+
+    return lambda figures, step: run.log(figures, step=step), histories
+
+
+def _log_records(log: bytes, first: int) -> Iterator[bytes]:
+    """Yields the records of a log in LevelDB's format: pieces with a checksum, a length and a type, none of
+    which crosses a block."""
+    block, header, last_pieces = 1 << 15, struct.Struct("<IHB"), (1, 4)
+    at, found = first, b""
+    while at + header.size <= len(log):
+        if block - at % block < header.size:
+            at += block - at % block
+            continue
+        _, size, kind = header.unpack_from(log, at)
+        found += log[at + header.size : at + header.size + size]
+        at += header.size + size
+        if kind in last_pieces:
+            yield found
+            found = b""
