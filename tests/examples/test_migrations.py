@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 import meshsdk as mesh
 from meshsdk import ops
 from tests.support.daemons import Daemon
+from tests.support.torchvision_ops import no_torchvision_ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,7 +157,8 @@ def from_huggingface(client: Client, folder: Path) -> tuple[Callable[[], Any], m
 
 
 def from_mds(client: Client, folder: Path) -> tuple[Callable[[], Any], mesh.Dataset]:
-    streaming = pytest.importorskip("streaming")
+    with no_torchvision_ops():  # it imports torchvision
+        streaming = pytest.importorskip("streaming")
     with streaming.MDSWriter(out=str(folder / "mds"), columns={"image": "jpeg", "label": "int"}) as writer:
         for data, label in pictures(TRAIN, 1):
             writer.write({"image": Image.open(io.BytesIO(data)), "label": label})

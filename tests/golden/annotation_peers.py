@@ -4,8 +4,7 @@
         stringzilla eval-type-backport
     PYTHONPATH=PEERS python -m tests.golden.annotation_peers > tests/golden/ops/annotation_peers.json
 
-Their wheels are not in the development environment: torchvision's needs a torch with CUDA. Without its
-compiled ops, which boxes and keypoints do not use, it runs beside any torch.
+Their wheels are not in the development environment: see tests/support/torchvision_ops.py.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import json
 from typing import Any
 
 import numpy as np
+
+from tests.support.torchvision_ops import no_torchvision_ops
 
 HEIGHT, WIDTH = 60, 80
 BOXES = [[10.0, 20.0, 50.0, 45.0], [0.0, 0.0, 8.0, 6.0], [60.5, 30.25, 79.0, 58.5], [30.0, 2.0, 33.0, 50.0]]
@@ -39,13 +40,10 @@ def torchvision_results() -> dict[str, Any]:
     """Boxes clamped to the canvas; keypoints as they come."""
     import torch
 
-    known = torch.library.register_fake
-    torch.library.register_fake = lambda name, *args, **more: (
-        (lambda function: function) if str(name).startswith("torchvision::") else known(name, *args, **more)
-    )
-    from torchvision import tv_tensors
-    from torchvision.transforms import v2
-    from torchvision.transforms.v2 import functional as f
+    with no_torchvision_ops():
+        from torchvision import tv_tensors
+        from torchvision.transforms import v2
+        from torchvision.transforms.v2 import functional as f
 
     def calls(kind: str, args: list[Any], value: Any) -> Any:
         if kind == "hflip":

@@ -570,7 +570,7 @@ def _mlflow(mlflow: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     """Returns what logs to a run of MLflow, and what ends it and reads its metrics back."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("GIT_PYTHON_REFRESH", "quiet")
-    mlflow.set_tracking_uri(folder.as_uri())
+    mlflow.set_tracking_uri((folder / "runs").as_uri())
     run = mlflow.start_run()
 
     def histories() -> dict[str, list[float]]:
@@ -593,6 +593,7 @@ def _wandb(wandb: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[A
 
     def histories() -> dict[str, list[float]]:
         run.finish()
+        wandb.teardown()  # ends its process
         [path] = folder.rglob("run-*.wandb")
         found: dict[str, list[float]] = {}
         for data in _log_records(path.read_bytes(), first=7):
