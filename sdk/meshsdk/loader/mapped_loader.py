@@ -35,6 +35,7 @@ class PlannedLoader(ResumableLoader, Protocol):
     """What is mapped: a `Loader`."""
 
     plan: PlanInfo
+    _moves: int
 
     def set_epoch(self, epoch: int) -> None: ...
 
@@ -60,8 +61,9 @@ class MappedLoader(Generic[R]):
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
             raise ConfigurationError(f"map: workers={workers!r}: expected an integer from 1 to 256")
         self.loader = loader
-        self._state = loader.state_dict()
-        self._call = _Call(function, loader.plan.hash, int(self._state["seed"]))
+        self._state: dict[str, Any] | None = None  # after the last result of an iteration that is not over
+        self._moves = loader._moves  # when that iteration took its last batch
+        self._call = _Call(function)
         self._workers, self._processes = workers, processes
         self._process_pool: ProcessPoolExecutor | None = None  # made once: processes take a second to start
         if processes:
@@ -71,14 +73,15 @@ class MappedLoader(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         """Iterate over the rest of the epoch. Raises what the function raises, with a note that names the
         step, and the errors of the loader, after all results before them were returned."""
-        if self._running is not None:  # an iteration that is not over has taken batches ahead
-            self._go_back()
+        self._go_back()
         self._running = running = object()
         return self._iterate(running)
 
     def _iterate(self, running: object) -> Iterator[R]:
+        self._check_current(running)
         pending = deque[tuple[Future[R], dict[str, Any]]]()
         failure: Exception | None = None
+        self._state, self._moves, key = self.loader.state_dict(), self.loader._moves, self._key()
         pool, batches = self._pool(), iter(self.loader)
         ended = False
         try:
@@ -91,7 +94,8 @@ class MappedLoader(Generic[R]):
                     except Exception as error:
                         ended, failure = True, error
                     else:
-                        pending.append((self._submit(pool, batch), self.loader.state_dict()))
+                        self._moves = self.loader._moves
+                        pending.append((self._submit(pool, batch, key), self.loader.state_dict()))
                         del batch  # its slot in the arena is free when its worker is done
                 if not pending:
                     break
@@ -101,13 +105,12 @@ class MappedLoader(Generic[R]):
                 self._state = state
                 yield result
                 del result
-                if self._running is not running:
-                    raise ClosedError(
-                        "this iteration was ended by another one, or by load_state_dict, set_epoch or close"
-                    )
+                self._check_current(running)
+                if pending and self._moves != self.loader._moves:
+                    raise ClosedError("this iteration was ended: its loader was moved to another batch")
             if failure is not None:
                 raise failure
-            self._state = self.loader.state_dict()  # of the next epoch
+            self._state = None
         except BrokenProcessPool as error:
             self._end_processes()
             error.add_note(
@@ -125,10 +128,27 @@ class MappedLoader(Generic[R]):
                 self._running = None
                 self._go_back()
 
+    def _check_current(self, running: object) -> None:
+        if self._running is not running:
+            raise ClosedError(
+                "this iteration was ended by another one, or by load_state_dict, set_epoch or close"
+            )
+
+    def _position(self) -> dict[str, Any]:
+        """Return the loader's state, without the batches that were taken ahead."""
+        if self._state is None or self._moves != self.loader._moves:  # it was moved since
+            return self.loader.state_dict()
+        return self._state
+
     def _go_back(self) -> None:
         """Let the batches that were taken ahead be taken again."""
-        if self.loader.state_dict() != self._state:
-            self.loader.load_state_dict(self._state)
+        state, self._state = self._position(), None
+        if self.loader.state_dict() != state:
+            self.loader.load_state_dict(state)
+
+    def _key(self) -> tuple[int, int]:
+        """Return what seeds the generators. The plan changes with a state whose order is taken over."""
+        return int(self.loader.plan.hash[:16], 16), int(self.loader.state_dict()["seed"])
 
     def _pool(self) -> Executor:
         if not self._processes:
@@ -144,10 +164,10 @@ class MappedLoader(Generic[R]):
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, pool: Executor, batch: Batch) -> Future[R]:
+    def _submit(self, pool: Executor, batch: Batch, key: tuple[int, int]) -> Future[R]:
         if self._processes:
-            return pool.submit(_called_with, pickle.dumps(batch, 5))
-        return pool.submit(self._call, batch)
+            return pool.submit(_called_with, pickle.dumps(batch, 5), key)
+        return pool.submit(self._call, batch, key)
 
     # --- of the loader ----------------------------------------------------------------------------------
 
@@ -157,30 +177,25 @@ class MappedLoader(Generic[R]):
     @property
     def epoch(self) -> int:
         """The epoch of the next result, from 0."""
-        return int(self._state["epoch"])
+        return int(self._position()["epoch"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last result that was returned."""
-        return dict(self._state)
+        return dict(self._position())
 
     def load_state_dict(self, state: Mapping[str, Any] | str | bytes) -> None:
         """Resume at the position of a state; this ends a running iteration. Raises as the loader does."""
-        self._move()
         self.loader.load_state_dict(state)
-        self._state = self.loader.state_dict()
+        self._running = self._state = None
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the beginning of an epoch; this ends a running iteration."""
-        self._move()
         self.loader.set_epoch(epoch)
-        self._state = self.loader.state_dict()
-
-    def _move(self) -> None:
-        self._running = None
+        self._running = self._state = None
 
     def close(self) -> None:
         """Close the loader, and end the processes; this ends a running iteration."""
-        self._move()
+        self._running = None
         self._end_processes()
         self.loader.close()
 
@@ -198,16 +213,15 @@ class MappedLoader(Generic[R]):
 class _Call(Generic[R]):
     """A function of a batch, or of a batch and a random generator."""
 
-    def __init__(self, function: Callable[..., R], plan: str, seed: int) -> None:
-        self._function, self._key = function, (int(plan[:16], 16), seed)
-        self._draws = _parameters(function) >= 2
+    def __init__(self, function: Callable[..., R]) -> None:
+        self._function, self._draws = function, _parameters(function) >= 2
 
-    def __call__(self, batch: Batch) -> R:
+    def __call__(self, batch: Batch, key: tuple[int, int]) -> R:
         try:
             if not self._draws:
                 return self._function(batch)
             first = int(batch.positions[0]) if len(batch.positions) else 0
-            return self._function(batch, np.random.default_rng([*self._key, batch.epoch, first]))
+            return self._function(batch, np.random.default_rng([*key, batch.epoch, first]))
         except Exception as error:
             error.add_note(f"in the function of loader.map, for step {batch.step} of epoch {batch.epoch}")
             raise
@@ -243,5 +257,5 @@ def _set_up(call: bytes) -> None:
     _of_process[:] = [pickle.loads(call)]
 
 
-def _called_with(batch: bytes) -> Any:
-    return _of_process[0](pickle.loads(batch))
+def _called_with(batch: bytes, key: tuple[int, int]) -> Any:
+    return _of_process[0](pickle.loads(batch), key)

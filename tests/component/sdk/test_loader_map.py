@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import meshsdk as mesh
 from meshsdk.errors import ClosedError, ConfigurationError, DeadlineError
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import SAMPLES, loader, sockets, threads
@@ -106,6 +107,44 @@ def test_another_iteration_goes_on_where_the_first_one_is(server: ScriptedMesh) 
         assert len(list(mapped)) == len(expected) - 1
 
 
+def test_a_loader_that_is_moved_itself_stays_where_it_was_moved_to(server: ScriptedMesh) -> None:
+    with loader(server) as plain:
+        expected = [samples(batch) for batch in plain]
+    inner = loader(server)
+    with inner.map(samples, workers=3) as mapped:
+        inner.seek(0, 2)
+        assert mapped.state_dict() == inner.state_dict()
+        iterator = iter(mapped)
+        assert next(iterator) == expected[2]
+        inner.seek(0, 5)
+        assert mapped.state_dict() == inner.state_dict()
+        with pytest.raises(ClosedError, match="moved"):
+            next(iterator)
+        assert list(mapped) == expected[5:]
+        mapped.set_epoch(0)
+        for _ in mapped:
+            inner.seek(0, 4)
+            break
+        assert list(mapped) == expected[4:]
+        left = iter(mapped)
+        next(left)
+        inner.seek(0, 6)
+        assert list(mapped) == expected[6:]
+
+
+def test_an_error_in_the_first_result_does_not_move_the_loader(server: ScriptedMesh) -> None:
+    def fail(batch: Batch) -> None:
+        raise ZeroDivisionError(batch.step)
+
+    inner = loader(server)
+    with inner.map(fail, workers=2) as mapped:
+        inner.seek(0, 3)
+        with pytest.raises(ZeroDivisionError, match="3"):
+            next(iter(mapped))
+        assert inner.step == 3
+        assert mapped.state_dict() == inner.state_dict()
+
+
 def test_a_generator_draws_the_same_at_the_same_address(server: ScriptedMesh) -> None:
     def draw(batch: Batch, rng: np.random.Generator, scale: int = 1000) -> tuple[int, int]:
         return batch.step, int(rng.integers(scale))
@@ -121,6 +160,11 @@ def test_a_generator_draws_the_same_at_the_same_address(server: ScriptedMesh) ->
     assert first != second
     with loader(server, seed=8).map(draw) as other:
         assert list(other) != first
+    with loader(server, shuffle=mesh.Blocks(shards=2)).map(draw) as blocks:
+        state, drawn = blocks.state_dict(), list(blocks)
+    with loader(server).map(draw) as resumed:  # takes over the order, and with it the plan
+        resumed.load_state_dict(state)
+        assert list(resumed) == drawn
 
 
 def test_an_error_of_the_function_names_the_step(server: ScriptedMesh) -> None:
