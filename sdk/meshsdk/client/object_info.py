@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meshsdk.client.error_responses import parsed
 from meshwire.http_values import conditional_requests, dates
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from meshsdk.client.http_connection import Response
     from meshwire.s3.result_types import CopyResult
+
+_METADATA: Final = "x-amz-meta-"
+WRITE_TOKEN_HEADER: Final = f"{_METADATA}mesh-write"
+"""Metadata by which a conditional write knows the object that it has stored; see `conditional_put`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,8 @@ class ObjectInfo:
         etag: without quotes.
         modified_ms: time of the last modification, in milliseconds since 1970, UTC.
         content_type: the media type; "" if the object has none.
-        metadata: user metadata; names in lower case, without `x-amz-meta-`.
+        metadata: user metadata; names in lower case, without `x-amz-meta-`. The token of a conditional write
+            (`mesh-write`) is among the headers alone.
         headers: all headers of the response; names in lower case.
     """
 
@@ -60,9 +65,9 @@ def read_info(response: Response, size: int) -> ObjectInfo:
     headers = response.headers
     modified = dates.parse_http(headers.get("last-modified", "")) or 0
     metadata = {
-        name.removeprefix("x-amz-meta-"): value
+        name.removeprefix(_METADATA): value
         for name, value in headers.items()
-        if name.startswith("x-amz-meta-")
+        if name.startswith(_METADATA) and name != WRITE_TOKEN_HEADER
     }
     etag = conditional_requests.unquote_etag(headers.get("etag", ""))
     return ObjectInfo(size, etag, modified * 1000, headers.get("content-type", ""), metadata, headers)

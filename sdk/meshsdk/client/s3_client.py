@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from meshsdk.client import gather
+from meshsdk.client.conditional_put import put_if
 from meshsdk.client.error_responses import explained, missing, parsed
 from meshsdk.client.object_info import ObjectInfo, read_copied, read_etag, read_head
 from meshsdk.client.request import (
@@ -225,13 +226,15 @@ class Client:
         """Store `data` under a key and return the ETag; the object is durable when the call returns.
 
         The store verifies a crc64nvme of the bytes. Raises PreconditionError with `if_absent` if the object
-        exists, and with `etag` if it no longer has that ETag. For large files, use `transfers.upload`.
+        exists, and with `etag` if it no longer has that ETag; an object that this call has stored, although
+        the answer was lost, is told by a token in its metadata (`mesh-write`). For large files, use
+        `transfers.upload`.
         """
         _check_bytes(data)
         headers = object_headers(metadata, content_type) | {"x-amz-checksum-crc64nvme": crc64(data)}
-        headers |= write_conditions(etag, if_absent=if_absent)
-        request = Request("PUT", object_path(bucket, key), "", headers, data, None)
-        return self.transport.call(request, read_etag)
+        conditions = write_conditions(etag, if_absent=if_absent)
+        request = Request("PUT", object_path(bucket, key), "", headers | conditions, data, None)
+        return put_if(self.transport, request) if conditions else self.transport.call(request, read_etag)
 
     def put_many(self, bucket: str, objects: Iterable[tuple[str, Buffer]]) -> int:
         """Store many objects, given as (key, bytes), and return how many.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import meshsdk as mesh
+from meshsdk.client.transport import EndpointClient
 from meshsdk.errors import (
     AccessError,
     ConfigurationError,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from meshsdk.client.http_connection import Connection, Response
+    from meshsdk.client.request import Request
     from tests.support.daemons import Daemon
 
 MIB = 1 << 20
@@ -121,6 +125,45 @@ def test_conditions(client: mesh.Client, bucket: str) -> None:
     assert client.get(bucket, "k", etag=etag) == b"one"
     with pytest.raises(PreconditionError):
         client.get(bucket, "k", etag="0" * 32)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_conditional_write_whose_answer_is_lost_knows_its_own_object(
+    client: mesh.Client, bucket: str, monkeypatch: pytest.MonkeyPatch, *, other: bool
+) -> None:
+    """`other`: another writer has stored the same bytes, while the request of this one was lost."""
+    etag = hashlib.md5(b"locked", usedforsecurity=False).hexdigest()
+    receive, send, lost = client.transport.receive, EndpointClient.send, list[str]()
+
+    def lose_answer(connection: Connection, request: Request) -> Response:
+        response = receive(connection, request)
+        if request.method == "PUT" and not lost:
+            lost.append(request.path)
+            raise ConnectError("the answer is lost")
+        return response
+
+    def lose_request(line: EndpointClient, connection: Connection, request: Request) -> None:
+        if request.method == "PUT" and not lost:
+            lost.append(request.path)
+            with mesh.Client(client.settings) as another:
+                assert another.put(bucket, "k", b"locked", if_absent=True) == etag
+            raise ConnectError("the request is lost")
+        send(line, connection, request)
+
+    if other:
+        monkeypatch.setattr(EndpointClient, "send", lose_request)
+        with pytest.raises(PreconditionError):
+            client.put(bucket, "k", b"locked", if_absent=True)
+        return
+    monkeypatch.setattr(client.transport, "receive", lose_answer)
+    assert client.put(bucket, "k", b"locked", if_absent=True, metadata={"by": "me"}) == etag
+    assert client.head(bucket, "k").metadata == {"by": "me"}
+    lost.clear()
+    changed = client.put(bucket, "k", b"open", etag=etag)
+    assert client.head(bucket, "k").etag == changed
+    with pytest.raises(PreconditionError):
+        client.put(bucket, "k", b"again", etag=etag)
+    assert len(lost) == 1
 
 
 def test_pages_and_folders(client: mesh.Client, bucket: str) -> None:
