@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, busy
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshd.transform.parquet.client import (
+    ParquetError,
+    ParquetInterruptedError,
+    ParquetUnsupportedError,
+    parquet_rows,
+)
 
 if TYPE_CHECKING:
     from meshd.auth.dataset_access import DatasetAccess
@@ -70,5 +75,7 @@ def _read(objects: BlockingObjects, bucket: str, key: str, record: Record) -> _P
         return msgspec.json.decode(document, type=_Preview)
     except ParquetUnsupportedError as error:
         raise BatchError("NotImplemented", str(error)) from error
+    except ParquetInterruptedError as error:
+        raise busy(f"{url} cannot be read now: {error}") from error
     except (ParquetError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BatchError("BadSample", f"{url} cannot be read: {error}") from error

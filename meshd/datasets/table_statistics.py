@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from meshd.core.api_errors import BatchError
+from meshd.core.api_errors import BatchError, busy
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshd.transform.parquet.client import (
+    ParquetError,
+    ParquetInterruptedError,
+    ParquetUnsupportedError,
+    parquet_rows,
+)
 from meshwire.dataset.archive_keys import MEMBERS, SLICES
 from meshwire.dataset.snapshot import MAX_SAMPLES
 from meshwire.formats.table_rows import slice_of
@@ -151,6 +156,8 @@ def _read(objects: BlockingObjects, bucket: str, key: str, record: Record) -> by
                 return b'{"rows": [], "columns": {}}'
     except ParquetUnsupportedError as error:
         raise BatchError("NotImplemented", str(error)) from error
+    except ParquetInterruptedError as error:
+        raise busy(f"s3://{bucket}/{key} cannot be read now: {error}") from error
     except ParquetError as error:
         url = f"s3://{bucket}/{key}"
         raise BatchError("BadSample", f"{url} cannot be read: {error}", detail={"url": url}) from error

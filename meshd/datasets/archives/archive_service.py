@@ -34,7 +34,7 @@ from meshd.store.errors import ConditionFailedError
 from meshd.store.integrity.verification import damage_context, verify_extents
 from meshd.store.records import Meta
 from meshd.telemetry import metrics
-from meshd.transform.parquet.client import ParquetUnsupportedError
+from meshd.transform.parquet.client import ParquetInterruptedError, ParquetUnsupportedError
 from meshd.util import failpoints
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_index import ArchiveIndex
@@ -289,6 +289,8 @@ class LocalArchives:
             raise BatchError(
                 "NotImplemented", f"{url}: this node cannot read Parquet: {error}", help=help_
             ) from error
+        except ParquetInterruptedError as error:
+            raise busy(f"{url} cannot be read now: {error}") from error
         if made is None:
             raise BatchError(
                 "TooLarge",

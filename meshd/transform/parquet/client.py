@@ -23,6 +23,7 @@ MEMORY: Final = 2 << 30
 """Bytes that the process may use, in addition to pyarrow itself."""
 SILENT_SECONDS: Final = 120.0
 """Time after which a silent process is killed."""
+_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})
 _AGAIN, _ENOUGH, _A_READ = 8, 256 << 20, 64  # read budget in bytes: many small reads, some of them twice
 
 
@@ -32,6 +33,10 @@ class ParquetError(Exception):
 
 class ParquetUnsupportedError(Exception):
     """This node cannot read Parquet; the message has the reason."""
+
+
+class ParquetInterruptedError(Exception):
+    """The file was not read, for a reason that is not in the file and may pass; the message has it."""
 
 
 def parquet_rows(
@@ -47,7 +52,7 @@ def parquet_rows(
     "preview" (`row_preview`), and for "statistics" those of its row groups (`group_statistics`).
 
     The pieces have at most 1 MiB. `read` returns the file's bytes by offset and length. Raises ParquetError,
-    ParquetUnsupportedError, and what `read` raises.
+    ParquetUnsupportedError, ParquetInterruptedError, and what `read` raises.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
@@ -59,7 +64,7 @@ def parquet_rows(
         except TimeoutError:
             raise _silent(silent) from None
         except (ConnectionError, EOFError):
-            raise ParquetError(_ended(reader)) from None
+            raise _ended(reader) from None
         finally:
             reader.end()
 
@@ -68,9 +73,11 @@ def _started(link: socket.socket, settings: dict[str, object], silent: float) ->
     try:
         return start_reader(link, settings, silent)
     except TimeoutError:
-        raise _silent(silent) from None
+        raise ParquetInterruptedError(f"its reader did not start within {silent:.0f} s") from None
     except TemplateEndedError as error:
-        raise ParquetError(_crashed(error.code)) from None
+        if -error.code in _FROM_OUTSIDE:
+            raise _interrupted(error.code) from None
+        raise ParquetUnsupportedError(_crashed(error.code)) from None
 
 
 def _silent(seconds: float) -> ParquetError:
@@ -116,20 +123,28 @@ def _plain(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text[:MAX_TOLD]).split())
 
 
-def _ended(reader: Reader) -> str:
+def _ended(reader: Reader) -> Exception:
     try:
         code = reader.exit_code()
-    except TemplateEndedError as error:
-        code = error.code
+    except TemplateEndedError as error:  # which reads no file: it was ended, and its readers with it
+        return _interrupted(error.code)
     except TimeoutError:
-        return "its reader closed its socket"
+        return ParquetError("its reader closed its socket")
     if code == -signal.SIGXCPU:
-        return "reading it took too much CPU time"
-    return _crashed(code)
+        return ParquetError("reading it took too much CPU time")
+    return ParquetError(_crashed(code))
+
+
+def _interrupted(code: int) -> ParquetInterruptedError:
+    return ParquetInterruptedError(f"the process that its reader came from ended: {_exit(code)}")
 
 
 def _crashed(code: int) -> str:
-    return f"its reader crashed ({signal.Signals(-code).name if code < 0 else f'exit {code}'})"
+    return f"its reader crashed ({_exit(code)})"
+
+
+def _exit(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit {code}"
 
 
 def _exactly(sock: socket.socket, length: int) -> bytes:

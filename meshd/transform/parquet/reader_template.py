@@ -1,8 +1,8 @@
 """Readers of Parquet files, as the daemon sees them: they are forked from a template that has loaded pyarrow.
 
-Law: a process has at most one template, which reads no file itself. Every file has a reader of its own,
-which ends with `Reader.end`. A template that nobody has used for a while ends (`take_unused_template`); one
-that has died is replaced.
+Law: a process has at most one template that starts readers, and a template reads no file itself. Every file
+has a reader of its own, which ends with `Reader.end`. A template that nobody has used for a while ends
+(`take_unused_template`); one that has died or does not answer is replaced.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ class Reader:
             return
         with self._status as status, suppress(OSError):  # the template has died, and its readers with it
             status.settimeout(_ENDING_SECONDS)
-            status.shutdown(socket.SHUT_WR)
-            while status.recv(64):
-                pass
+            try:
+                status.shutdown(socket.SHUT_WR)
+                while status.recv(64):
+                    pass
+            except TimeoutError:
+                _replace(self._template)
         self._template.release()
 
     def abandon(self) -> None:
@@ -91,7 +94,7 @@ class ReaderTemplate:
         self.used = True
         """Whether a reader was started, or ended, since this was last set to False."""
         self.has_answered = False
-        self._readers = 0
+        self._readers, self._replaced = 0, False
         self._lock = threading.Lock()
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -142,8 +145,10 @@ class ReaderTemplate:
         numbers = [file.fileno() for file in files]
         try:
             socket.send_fds(self._requests, [json.dumps(settings).encode()], numbers)
-        except ConnectionError:
-            raise TemplateEndedError(self.wait()) from None
+        except OSError as error:
+            if isinstance(error, ConnectionError) or self._requests.fileno() < 0:
+                raise TemplateEndedError(self.wait()) from None
+            raise
 
     def _take_answer(self, told: bytes) -> None:
         if not told:
@@ -156,7 +161,20 @@ class ReaderTemplate:
         """Note that a reader has ended."""
         with self._lock:
             self._readers -= 1
+            unneeded = self._replaced and not self._readers
         self.used = True
+        if unneeded:
+            self.kill()
+            self.close()
+
+    def end_with_readers(self) -> None:
+        """End it as soon as it has no reader: they end with it."""
+        with self._lock:
+            self._replaced = True
+            if self._readers:
+                return
+        self.kill()
+        self.close()
 
     def wait(self) -> int:
         """Wait for the end of a process that does not answer any more; return its exit code."""
@@ -184,7 +202,7 @@ def start_reader(link: socket.socket, settings: Mapping[str, object], seconds: f
     """Start a process that reads a file by `link`, from this process's template.
 
     Raises OSError if there is no room for it, TimeoutError after `seconds`, TemplateEndedError if two
-    templates in a row ended.
+    templates in a row ended. After a TimeoutError, the next file is read from another template.
     """
     for last in (False, True):
         template = _template()
@@ -195,7 +213,9 @@ def start_reader(link: socket.socket, settings: Mapping[str, object], seconds: f
             if last:
                 raise
         except TimeoutError:
-            if not template.has_answered:  # no reader depends on it
+            if template.has_answered:
+                _replace(template)
+            else:  # no reader depends on it
                 _discard(template)
             raise
     raise AssertionError("unreachable")
@@ -212,11 +232,21 @@ def _template() -> ReaderTemplate:
 
 
 def _discard(template: ReaderTemplate) -> None:
+    _forget(template)
+    template.kill()
+    template.close()
+
+
+def _replace(template: ReaderTemplate) -> None:
+    """Start further readers from another template: this one does not answer, but its readers may run."""
+    _forget(template)
+    template.end_with_readers()
+
+
+def _forget(template: ReaderTemplate) -> None:
     with _lock:
         if template in _current:
             _current.remove(template)
-    template.kill()
-    template.close()
 
 
 def take_unused_template() -> ReaderTemplate | None:

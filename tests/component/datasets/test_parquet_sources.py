@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +18,20 @@ import pytest
 from PIL import Image
 
 import meshsdk as mesh
+from meshd.config import StoreSettings
+from meshd.core.api_errors import BatchError
+from meshd.datasets import table_preview, table_statistics
+from meshd.datasets.archives.archive_service import LocalArchives
+from meshd.store.records import Meta
+from meshd.store.store import Store
 from meshd.transform.parquet import reader_template
-from meshd.transform.parquet.client import ParquetError, ParquetUnsupportedError, parquet_rows
+from meshd.transform.parquet.client import (
+    ParquetError,
+    ParquetInterruptedError,
+    ParquetUnsupportedError,
+    parquet_rows,
+)
+from meshd.util.clock import SystemClock
 from meshsdk import ops
 from meshsdk.cli import run
 from meshsdk.errors import BadSampleError, InvalidPlanError, NotFoundError, PreflightError
@@ -280,11 +294,14 @@ def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.
     assert not readers()  # also one that stands still ends
     assert read(whole)
     monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import time; time.sleep(60)")
-    with pytest.raises(ParquetError, match="sent nothing for"):
+    with pytest.raises(ParquetInterruptedError, match="did not start"):
         read(whole, silent=0.1)
     assert not reader_template.template_pid()
     monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import os; os.abort()")
-    with pytest.raises(ParquetError, match=r"crashed \(SIGABRT"):
+    with pytest.raises(ParquetUnsupportedError, match=r"crashed \(SIGABRT"):
+        read(whole)
+    monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(ParquetInterruptedError, match="ended: SIGKILL"):
         read(whole)
     monkeypatch.setattr(
         "meshd.transform.parquet.reader_template._CODE",
@@ -328,9 +345,63 @@ def test_a_template_that_dies_ends_its_readers() -> None:
         psutil.Process(reader_template.template_pid()).kill()
         return whole[offset : offset + length]
 
-    with pytest.raises(ParquetError, match=r"crashed \(SIGKILL"):
+    with pytest.raises(ParquetInterruptedError, match="ended: SIGKILL"):
         list(parquet_rows(kill, len(whole)))
     assert read(whole)
+
+
+def test_a_template_that_hangs_is_replaced_and_ends_with_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_template, "_ENDING_SECONDS", 0.2)
+    whole = written(table(range(3)))
+    expected = read(whole)
+    pieces = parquet_rows(lambda offset, length: whole[offset : offset + length], len(whole))
+    first_piece, first = next(pieces), reader_template.template_pid()
+    psutil.Process(first).suspend()
+    with pytest.raises(ParquetInterruptedError, match="did not start"):
+        read(whole, silent=0.2)
+    assert read(whole) == expected
+    second = reader_template.template_pid()
+    assert second not in (0, first)
+    assert first_piece + b"".join(pieces) == expected
+    assert not psutil.pid_exists(first)
+    pieces = parquet_rows(lambda offset, length: whole[offset : offset + length], len(whole))
+    assert next(pieces) == first_piece
+    psutil.Process(second).suspend()
+    pieces.close()  # type: ignore[attr-defined]  # a generator; the template does not end its process
+    assert not psutil.pid_exists(second)
+    assert read(whole) == expected
+
+
+def kill_template(*_: object) -> bytes:
+    psutil.Process(reader_template.template_pid()).kill()
+    return b""
+
+
+def test_a_file_that_was_being_read_when_its_template_was_killed_is_no_bad_sample(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, place = written(table(range(3))), ("b", "x.parquet")
+
+    async def check() -> None:
+        store = Store.open(StoreSettings.at(tmp_path), writer="s", clock=SystemClock())
+        writer = store.writer(*place, size=len(whole))
+        await writer.write(whole)
+        record = await writer.commit(Meta(etag="e"))
+        archives = LocalArchives(store, list[str]().append)
+        with monkeypatch.context() as patched:
+            patched.setattr("meshd.datasets.archives.reader.read_spans", kill_template)
+            with pytest.raises(BatchError, match=r"cannot be read now: .* ended: SIGKILL") as told:
+                await archives.copy_of("parquet", *place, record)
+        assert told.value.code == "Busy"
+        objects: Any = SimpleNamespace(read_range=kill_template)
+        for read_table in (table_preview._read, table_statistics._read):
+            with pytest.raises(BatchError, match=r"cannot be read now: .* ended: SIGKILL") as told:
+                read_table(objects, *place, record)
+            assert told.value.code == "Busy"
+        assert (await archives.copy_of("parquet", *place, record)).size > 0
+        store.close()
+
+    asyncio.run(check())
 
 
 def test_readers_share_no_descriptor() -> None:
