@@ -2,7 +2,8 @@
 
 Law: every background task belongs to a group that logs its failure and cancels it on close.
 `SingleFlight` runs one computation per key as a task of its own: a cancelled caller does not cancel it
-for the others; it is cancelled when its last caller leaves. `LongRunningCalls` runs at most one call per
+for the others; it is cancelled when its last caller leaves. `GroupFlights` does so for computations that
+have the results of several keys. `LongRunningCalls` runs at most one call per
 key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
 come back. `finish_before_cancel` lets what cannot be taken back end before its caller does.
 `CooperativeYield` yields by elapsed time, not by count, because users control what one item
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Hashable
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 
 
 _log = logging.getLogger("meshd.tasks")
@@ -126,6 +127,51 @@ class SingleFlight(Generic[K, V]):
     def _forget(self, key: K, flight: _Flight[V]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
+
+
+class GroupFlights(Generic[K, V]):
+    """Shares running computations that have the results of several keys each, or None instead of them."""
+
+    def __init__(self) -> None:
+        self._flights: SingleFlight[tuple[K, int], Sequence[V] | None] = SingleFlight()
+        self._running: dict[K, tuple[asyncio.Future[Sequence[V] | None], int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<GroupFlights of {len(self._running)} keys>"
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._running
+
+    def is_running(self, keys: Sequence[K]) -> bool:
+        """Returns whether there is a computation of exactly these consecutive keys."""
+        return (keys[0], len(keys)) in self._flights
+
+    async def run(
+        self, keys: Sequence[K], compute: Callable[[], Awaitable[Sequence[V] | None]]
+    ) -> tuple[Sequence[V] | None, bool]:
+        """As `SingleFlight.run`, for consecutive keys that are in no other computation."""
+        return await self._flights.run((keys[0], len(keys)), lambda: self._start(keys, compute))
+
+    async def result_of(self, key: K) -> V | None:
+        """Waits for the running computation of a key, without keeping it running, and returns the result;
+        None if it has none."""
+        task, number = self._running[key]
+        await asyncio.wait((task,))
+        found = None if task.cancelled() or task.exception() is not None else task.result()
+        return None if found is None else found[number]
+
+    def _start(
+        self, keys: Sequence[K], compute: Callable[[], Awaitable[Sequence[V] | None]]
+    ) -> asyncio.Future[Sequence[V] | None]:
+        task = asyncio.ensure_future(compute())
+        self._running.update((key, (task, number)) for number, key in enumerate(keys))
+        task.add_done_callback(lambda _: self._forget(keys, task))
+        return task
+
+    def _forget(self, keys: Sequence[K], task: asyncio.Future[Sequence[V] | None]) -> None:
+        for key in keys:
+            if key in self._running and self._running[key][0] is task:
+                del self._running[key]
 
 
 R = TypeVar("R")

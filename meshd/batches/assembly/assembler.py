@@ -60,7 +60,7 @@ from meshd.store.errors import StoreError
 from meshd.telemetry import metrics, tracing
 from meshd.telemetry.metric_registry import bounded_label
 from meshd.telemetry.training_metrics import DIGITS, plan_frames
-from meshd.util.async_tasks import SingleFlight
+from meshd.util.async_tasks import GroupFlights, SingleFlight
 from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.split_frames import part_metadata
@@ -111,7 +111,7 @@ class Assembler:
         self._own = OwnSampleFinder(remote)
         self._cache: FrameCache[AnyFrameAddress] = FrameCache(settings.frame_cache_bytes)
         self._flights: SingleFlight[AnyFrameAddress, SharedFrame] = SingleFlight()
-        self._series: SingleFlight[tuple[FrameAddress, int], Sequence[SharedFrame] | None] = SingleFlight()
+        self._series: GroupFlights[AnyFrameAddress, SharedFrame] = GroupFlights()
         self._packs = PackTables(self.catalog)
         self._stored = stored or no_stored_sequences(store)
         self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self))
@@ -130,7 +130,7 @@ class Assembler:
             settings.frame_cache_bytes // AHEAD_SHARE,
             MAX_ROWS // AHEAD_SHARE,
             lambda address, kept: self._flights.run(address, lambda: self._build(address, kept, early=True)),
-            lambda address: address in self._flights or self._cache.get(address) is not None,
+            self._is_known,
             self._hints,
         )
 
@@ -145,10 +145,14 @@ class Assembler:
         """
         with tracing.stage("frame") as span:
             cached, joined, early = self._cache.get(address), False, self._ahead.claim(address)
-            if cached is None:
+            found = cached
+            if found is None and address in self._series:
+                found = await self._series.result_of(address)
+                joined = found is not None
+            if found is None:
                 frame, joined = await self._flights.run(address, lambda: self._build(address, kept_bytes))
             else:
-                frame = cached
+                frame = found
             await self._judge(address, frame)
             result: FrameResult = "hit" if cached is not None else "joined" if joined else "miss"
             if early:  # it was built for this request
@@ -161,16 +165,18 @@ class Assembler:
     async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
         """Return the frames of consecutive steps; see `FrameSource`."""
         steps = consecutive_steps(first, count)
-        if not any(step in self._flights or self._cache.get(step) is not None for step in steps):
+        if self._series.is_running(steps) or not any(map(self._is_known, steps)):
             with tracing.stage("frame"):
-                frames, joined = await self._series.run(
-                    (first, count), lambda: self._build_series(steps, kept_bytes)
-                )
+                frames, joined = await self._series.run(steps, lambda: self._build_series(steps, kept_bytes))
             if frames is not None:
                 result: FrameResult = "joined" if joined else "miss"
                 await self._count(result, first, sum(frame.rows for frame in frames), len(frames))
                 return hand_out_all(frames, result)
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
+
+    def _is_known(self, address: AnyFrameAddress) -> bool:
+        """Whether a frame is there or being built."""
+        return address in self._flights or address in self._series or self._cache.get(address) is not None
 
     async def _judge(self, address: AnyFrameAddress, frame: SharedFrame) -> None:
         """Raises BatchError BadSample if more rows of the global batch are bad than `max_bad` allows.

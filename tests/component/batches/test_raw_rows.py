@@ -363,6 +363,49 @@ def test_two_jobs_that_request_the_same_series_share_it(node: Node) -> None:
     asyncio.run(run())
 
 
+def test_series_that_overlap_build_each_frame_once(node: Node) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines")
+        alone = [await node.batch(plan, step, SMALL) for step in range(6)]
+        node.assembler._cache.clear()
+        first, later, third = (FrameAddress(plan, 1, step, batch=SMALL) for step in (0, 2, 3))
+        get = node.assembler.get_frames
+        one, other, single = await asyncio.gather(
+            get(first, 4), get(later, 4), node.assembler.get_frame(third)
+        )
+        assert {frame.result for frame in one} == {"miss"}
+        assert [frame.result for frame in other] == ["joined", "joined", "miss", "miss"]
+        assert single.result == "joined"
+        found = [content_of(frame) for frame in (*one, *other, single)]
+        assert found == [*alone[:4], *alone[2:], alone[3]]
+        for frame in (*one, *other, single):
+            frame.close()
+
+    asyncio.run(run())
+
+
+def test_a_series_that_is_left_leaves_nobody_without_frames(node: Node) -> None:
+    async def run() -> None:
+        plan = await node.plan("lines")
+        alone = [await node.batch(plan, step, SMALL) for step in range(6)]
+        node.assembler._cache.clear()
+        first, later = (FrameAddress(plan, 1, step, batch=SMALL) for step in (0, 2))
+        left = asyncio.create_task(node.assembler.get_frames(first, 4))
+        waiting = asyncio.create_task(node.assembler.get_frames(later, 4))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        frames = await waiting
+        assert [content_of(frame) for frame in frames] == alone[2:]
+        for frame in frames:
+            frame.close()
+        assert not node.assembler._series._running
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_copied_together_is_rendered_alone(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
