@@ -391,6 +391,11 @@ class NodeSettings:
         return self.store.data_dir / "view-uses"
 
     @property
+    def clock_file(self) -> Path:
+        """File with the time that the node last saw; see `ClockWatch`."""
+        return self.store.data_dir / "clock"
+
+    @property
     def coordinator_socket(self) -> Path:
         """Unix socket on which the coordinator serves the workers."""
         return self.run_dir / "coordinator.sock"

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshd.store.store import Store
     from meshd.util.clock import Clock
+    from meshd.util.clock_jumps import ClockWatch
 
 _log = logging.getLogger("meshd.documents")
 SAFE_DAYS: Final = 30
@@ -127,7 +128,7 @@ _PLAN_LOCAL_PREFIXES: Final = ("bad/", "lengths/")
 class DocumentCollector:
     """Removes unused shared documents. One per node, in its coordinator. `roots` returns the texts of
     everything that names documents; `is_leader`: whether this node decides for the cluster; `days` without
-    use after which a document is removed, 0: never; `settle_seconds`: see `ClockJumps`."""
+    use after which a document is removed, 0: never; `settle_seconds`, `watch`: see `ClockJumps`."""
 
     def __init__(
         self,
@@ -142,8 +143,9 @@ class DocumentCollector:
         days: int = DEFAULT_UNUSED_DAYS,
         tombstone_ttl_ms: int = _TOMBSTONE_TTL_MS,
         settle_seconds: float = 0.0,
+        watch: ClockWatch | None = None,
     ) -> None:
-        self._jumps = ClockJumps(clock, settle_seconds)
+        self._jumps = ClockJumps(clock, settle_seconds, watch)
         self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
         self._roots, self._clock, self._is_leader, self._days = roots, clock, is_leader, days
         self._tombstone_ttl_ms = tombstone_ttl_ms

@@ -44,7 +44,7 @@ from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
 from meshd.transform.parquet.reader_template import take_unused_template
 from meshd.util import shared_counters
 from meshd.util.async_tasks import sleep_to_tick
-from meshd.util.clock_jumps import SETTLE_SECONDS
+from meshd.util.clock_jumps import SETTLE_SECONDS, ClockWatch
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
 
@@ -116,6 +116,18 @@ async def leave_unusable_index(store: Store) -> None:
 def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
     """Return the tasks that run once per node, in the coordinator."""
     settings = node.settings
+    watch = ClockWatch(node.clock, settings.clock_file)
+
+    async def look_at_clock() -> None:
+        watch.is_settling()
+
+    def unless_settling(remove: Callable[[], Awaitable[object]]) -> Callable[[], Awaitable[object]]:
+        async def run() -> None:
+            if not watch.is_settling():
+                await remove()
+
+        return run
+
     lifecycle = LifecycleRunner(
         node.store,
         node.replicated_store,
@@ -125,16 +137,18 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         settings.stale_upload_days,
         node.mesh,
         settle_seconds=SETTLE_SECONDS,
+        watch=watch,
     )
     results = ResultEvictor(node.store, node.last_used, settings.view_cache_bytes)
     indexer = BackgroundIndexer(
         node.store, node.archives, lambda: _bucket_names(node), results.free_bytes, node.clock
     )
     node.store.compactor.first_copies = lambda bucket: _first_copies(node, bucket)
-    documents, history = document_collector(node), ActivityHistory(settings.activity_file)
+    documents, history = document_collector(node, watch), ActivityHistory(settings.activity_file)
     indexes = IndexCollector(node.store, node.last_used, node.clock)
     return [
-        PeriodicTask("indexes of files", 6 * 3600.0, indexes.sweep),
+        PeriodicTask("clock", 60.0, look_at_clock),
+        PeriodicTask("indexes of files", 6 * 3600.0, unless_settling(indexes.sweep)),
         PeriodicTask("documents", 6 * 3600.0, documents.sweep),
         PeriodicTask("damaged documents", 0.5, DamagedDocuments(node.store).remove),
         PeriodicTask("removed documents", 30.0, documents.remove_local_copies),
@@ -151,7 +165,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
         PeriodicTask("reserves", 15.0, lambda: asyncio.to_thread(make_reserves, _store_directories(node))),
         PeriodicTask("compact", 60.0, lambda: compact(node.store, node.clock)),
-        PeriodicTask("removals", 3600.0, node.store.compactor.prune_tombstones),
+        PeriodicTask("removals", 3600.0, unless_settling(node.store.compactor.prune_tombstones)),
         *checkpoint_tasks(node),
     ]
 
@@ -189,7 +203,7 @@ def checkpoint_tasks(node: NodeContext) -> list[PeriodicTask]:
     ]
 
 
-def document_collector(node: NodeContext) -> DocumentCollector:
+def document_collector(node: NodeContext, watch: ClockWatch | None = None) -> DocumentCollector:
     """Return the collector of unused plans, snapshots and the documents that they name."""
     settings = node.settings
     return DocumentCollector(
@@ -203,6 +217,7 @@ def document_collector(node: NodeContext) -> DocumentCollector:
         days=settings.keep_documents_days,
         tombstone_ttl_ms=int(1000 * settings.tombstone_ttl),
         settle_seconds=SETTLE_SECONDS,
+        watch=watch,
     )
 
 

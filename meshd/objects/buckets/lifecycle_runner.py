@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Record, Upload, VersionPage
     from meshd.util.clock import Clock
+    from meshd.util.clock_jumps import ClockWatch
 
 T = TypeVar("T")
 
@@ -63,7 +64,8 @@ _decode = msgspec.json.Decoder(SweepProgress).decode
 
 class LifecycleRunner:
     """Applies the lifecycle rules of all buckets. One instance per node. `settle_seconds`: how long nothing
-    is removed after the clock was found to be more than a day later than it should be."""
+    is removed after the clock was found to be more than a day later than it should be; `watch`: see
+    `ClockJumps`."""
 
     def __init__(
         self,
@@ -76,8 +78,9 @@ class LifecycleRunner:
         mesh: ClusterView | None = None,
         *,
         settle_seconds: float = 0.0,
+        watch: ClockWatch | None = None,
     ) -> None:
-        self._jumps = ClockJumps(clock, settle_seconds)
+        self._jumps = ClockJumps(clock, settle_seconds, watch)
         self._store, self._replicated, self._buckets = store, replicated, buckets
         self._clock, self._mesh = clock, mesh
         self._stale_upload_days = stale_upload_days

@@ -17,6 +17,7 @@ from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
 from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
+from meshd.util.clock_jumps import ClockWatch
 from meshwire.s3.bucket_settings import LifecycleRule
 from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
@@ -167,6 +168,29 @@ def test_a_start_with_a_clock_days_ahead_of_the_last_sweep_removes_nothing_at_on
             clock.advance(DAY)
             await lifecycle.sweep()
         assert world.names() == [], "days that pass while it runs are no jump"
+
+    run(check)
+
+
+def test_a_start_with_a_clock_days_ahead_aborts_no_upload_where_no_bucket_has_rules(tmp_path: Path) -> None:
+    clock = ManualClock()
+    world = World(MemoryStore(clock), clock)
+
+    def restarted() -> LifecycleRunner:
+        about = world.store, world.store, world.buckets, world.control, clock
+        watch = ClockWatch(clock, tmp_path / "clock")
+        return LifecycleRunner(*about, 7, settle_seconds=3600.0, watch=watch)
+
+    async def check() -> None:
+        await world.bucket()
+        await world.store.create_upload(Upload("", NAME, "k"))
+        assert not await restarted().sweep()
+        clock.jump(400 * DAY)
+        for _ in range(2):
+            assert not await restarted().sweep()
+            clock.advance(1700)
+        clock.advance(300)
+        assert await restarted().sweep() == Counter(upload=1)
 
     run(check)
 

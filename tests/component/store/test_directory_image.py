@@ -26,7 +26,7 @@ IMAGE, FACTS = PLACE / "node.tar.xz", PLACE / "node.json"
 ROOT = {"MESHD_ROOT_ACCESS_KEY": "MESHROOTIMAGE", "MESHD_ROOT_SECRET_KEY": "of-nobody-but-this-test"}
 PART = b"part" * (5 << 18)
 FIELDS = {"text": {"ext": ["txt"]}}
-_PASSING = ("run", "view-uses", "lock", "lock.mdb", "locks")
+_PASSING = ("run", "view-uses", "clock", "lock", "lock.mdb", "locks")
 """What a daemon makes anew."""
 
 

@@ -14,6 +14,7 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.documents.garbage_collector import DocumentCollector
 from meshd.documents.gc_policy import DEFAULT_UNUSED_DAYS, DocumentUsage, merge_usage, unused_documents
 from meshd.documents.inventory import MINUTE_MS, DocumentInventory, UsageFile
+from meshd.util.clock_jumps import ClockWatch
 from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
@@ -124,6 +125,30 @@ def test_a_clock_that_jumps_ahead_makes_nothing_old_unless_it_stays_there(one: O
             assert one.left() == {f"snapshots/{digest(11)}"}, "nor is it removed early"
             await keeper.sweep()
         assert one.left() == set(), "days that pass while it runs are no jump"
+
+    asyncio.run(run())
+
+
+def test_a_restart_after_a_jump_makes_nothing_old(one: One, tmp_path: Path) -> None:
+    """Although a document was made since, which has the time of the clock."""
+
+    def restarted() -> DocumentCollector:
+        about = one.store, one.catalog, DocumentInventory(one.store, one.uses), one.removals
+        watch = ClockWatch(one.clock, tmp_path / "clock")
+        return DocumentCollector(*about, lambda: one.roots, one.clock, settle_seconds=3600.0, watch=watch)
+
+    async def run() -> None:
+        await one.catalog.write_document(f"snapshots/{digest(10)}", b"s")
+        assert await restarted().sweep() == 0
+        one.clock.jump(200 * DAY)
+        await one.catalog.write_document(f"snapshots/{digest(11)}", b"s")
+        for _ in range(2):
+            assert await restarted().sweep() == 0
+            one.clock.advance(1700)
+        assert one.left() == {f"snapshots/{digest(10)}", f"snapshots/{digest(11)}"}
+        one.clock.advance(300)
+        assert await restarted().sweep() == 1
+        assert one.left() == {f"snapshots/{digest(11)}"}
 
     asyncio.run(run())
 
