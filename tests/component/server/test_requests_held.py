@@ -105,6 +105,29 @@ def test_a_key_of_root_that_is_disabled_makes_no_other(node: Daemon, ann: Person
     assert (answer.status, json.loads(answer.body)["error"]["code"]) == (403, "InvalidAccessKeyId")
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "document"),
+    [
+        ("POST", "/-/admin/users", {"user_id": "made-late"}),
+        ("PATCH", "/-/admin/users/{user}", {"display_name": "late"}),
+        ("PUT", "/-/admin/policies/late", {"Version": "2012-10-17", "Statement": []}),
+        ("PUT", "/-/admin/log-level/debug", {"seconds": 60}),
+        ("POST", "/-/admin/roles", {"role": "late"}),
+    ],
+)
+def test_a_key_of_root_that_is_disabled_administers_nothing(
+    node: Daemon, ann: Person, method: str, target: str, document: dict[str, Any]
+) -> None:
+    key = json.loads(node.request("POST", "/-/admin/keys", b'{"user_id": "root"}').body)
+    body = json.dumps(document).encode()
+    with contextlib.closing(Wire(node.endpoint, key["access_key"], key["secret_key"])) as wire:
+        held = hold(wire, method, target.format(user=ann.user_id), body)
+        until_begun(node)
+        node.request("DELETE", f"/-/admin/keys/{key['access_key']}")
+        answer = let_go(held, body, method)
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (403, "InvalidAccessKeyId")
+
+
 def test_a_right_that_was_taken_away_deletes_nothing(node: Daemon, ann: Person) -> None:
     """The user is still there; the bucket's policy names them no more."""
     bucket, s3 = f"shared-{ann.user_id}", node.client()
