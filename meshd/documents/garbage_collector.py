@@ -156,8 +156,9 @@ class DocumentCollector:
 
     async def sweep(self) -> int:
         """Removes unused documents; returns how many by this node's decision."""
+        latest = await asyncio.to_thread(self._latest_use)
         now = self._clock.now_ms()  # of the whole sweep: the clock may jump while other nodes are asked
-        trusted = self._jumps.trusts_clock(await asyncio.to_thread(self._latest_use))
+        trusted = self._jumps.trusts_clock(now, latest)
         if self._jumps.days_ahead:
             _log.warning(
                 "the clock is days later than documents were last used: none is removed, in case it is wrong",

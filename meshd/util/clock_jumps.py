@@ -39,12 +39,13 @@ class ClockJumps:
     def __repr__(self) -> str:
         return f"<ClockJumps, trusted from {self._trusted_from:.0f}>"
 
-    def trusts_clock(self, known_ms: int) -> bool:
+    def trusts_clock(self, now: int, known_ms: int) -> bool:
         """Whether the clock has gone as it should since the last call, or has stayed where it is for long.
 
-        `known_ms`: a time that has passed, with which the first call compares; 0: none is known.
+        `now`: what it has just shown, by which things are to be removed; `known_ms`: a time that has passed,
+        with which the first call compares; 0: none is known.
         """
-        now, passed = self._clock.now_ms(), self._clock.monotonic()
+        passed = self._clock.monotonic()
         if self._last is None:
             ahead = float(now - known_ms) if known_ms else 0.0
         else:

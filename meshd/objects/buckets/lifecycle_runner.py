@@ -95,7 +95,7 @@ class LifecycleRunner:
         read is logged and retried at the next sweep."""
         removed: Counter[str] = Counter()
         now = self._clock.now_ms()  # of the whole sweep, which may take hours: the clock may jump meanwhile
-        if not self._trusts_clock():
+        if not self._trusts_clock(now):
             return removed
         names = set()
         for bucket in self._buckets.list_all():
@@ -114,11 +114,11 @@ class LifecycleRunner:
             log.info("lifecycle", extra=dict(removed))
         return removed
 
-    def _trusts_clock(self) -> bool:
-        """Whether the time of day may decide what has expired. The first sweep compares it with the days of
+    def _trusts_clock(self, now: int) -> bool:
+        """Whether this time of day may decide what has expired. The first sweep compares it with the days of
         earlier ones, by any node; this node may have been off for longer."""
         days = [int(each.mark.partition("-")[0]) for each in self._progress.current().values()]
-        trusted = self._jumps.trusts_clock((max(days) + 1) * lifecycle_rules.DAY_MS if days else 0)
+        trusted = self._jumps.trusts_clock(now, (max(days) + 1) * lifecycle_rules.DAY_MS if days else 0)
         if self._jumps.days_ahead:
             log.warning(
                 "the clock is days later than when buckets were last swept: lifecycle rules wait, in case it "

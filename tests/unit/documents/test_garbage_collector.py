@@ -172,6 +172,31 @@ def test_a_clock_that_jumps_while_other_nodes_are_asked_removes_nothing(one: One
     asyncio.run(run())
 
 
+def test_a_clock_that_is_set_right_as_a_sweep_begins_removes_nothing(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is removed is decided by the very time of day that was trusted."""
+    census = DocumentInventory(one.store, one.uses)
+    about = one.store, one.catalog, census, one.removals, lambda: one.roots, one.clock
+    keeper, list_local = DocumentCollector(*about, settle_seconds=3600.0), census.list_local
+
+    def slowly(prefix: str) -> dict[str, DocumentUsage]:
+        if one.clock.now_ms() > right + 100 * DAY * 1e3:
+            one.clock.jump(-200 * DAY)
+        return list_local(prefix)
+
+    async def run() -> None:
+        await one.catalog.write_document(f"snapshots/{digest(10)}", b"s")
+        assert await keeper.sweep() == 0
+        one.clock.jump(200 * DAY)
+        monkeypatch.setattr(census, "list_local", slowly)
+        assert await keeper.sweep() == 0
+
+    right = one.clock.now_ms()
+    asyncio.run(run())
+    assert one.left() == {f"snapshots/{digest(10)}"}
+
+
 def test_what_says_whose_a_snapshot_is_goes_with_it(one: One) -> None:
     async def run() -> None:
         for number in (10, 11):
