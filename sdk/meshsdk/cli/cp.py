@@ -159,7 +159,7 @@ def walk(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[tuple[
     for base, folders, names in os.walk(folder, onerror=unreadable):
         folders.sort()
         for path in (Path(base, name) for name in folders):
-            if path.is_symlink():
+            if os.path.islink(path):  # Path.is_symlink raises where the folder's names alone can be read
                 unreadable(OSError(errno.ELOOP, "links to folders are not followed", str(path)))
         for name in sorted(names):
             file = Path(base, name)

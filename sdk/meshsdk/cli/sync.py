@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +177,8 @@ def _is_excluded(error: OSError, source: Local | Remote, excluded: Sequence[str]
         return False
     path = Path(error.filename)
     name = relative_name(path, source.path)
-    inside = f"{name}/\0" if path.is_dir() else name  # in a folder, a name that no pattern means
+    # In a folder, a name that no pattern means. Path.is_dir raises where a folder's names alone can be read.
+    inside = f"{name}/\0" if os.path.isdir(path) else name
     return any(fnmatch.fnmatch(inside, pattern) for pattern in excluded)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -12,8 +15,9 @@ from hypothesis import strategies as st
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import exit_code
+from meshsdk.cli.cp import walk
 from meshsdk.cli.path_arguments import Local, Remote, Standard, parse_location, relative_name
-from meshsdk.cli.sync import Entry, compare_listings
+from meshsdk.cli.sync import Entry, _is_excluded, compare_listings
 from meshsdk.client.request import object_path, query_string
 from meshsdk.errors import ConfigurationError, ConnectError, NotFoundError
 
@@ -116,3 +120,33 @@ def test_what_was_synced_is_in_sync(source: dict[str, Entry], target: dict[str, 
     assert (again.copy, again.delete) == ((), ())
     assert set(found.delete).isdisjoint(source)
     assert after.keys() == (source.keys() if delete else source.keys() | target.keys())
+
+
+def test_a_folder_of_which_the_names_alone_can_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mode r--, for users other than root: the rest of the tree is copied all the same."""
+    (tmp_path / "names/sub").mkdir(parents=True)
+    for name in ("names/a", "readable.txt"):
+        (tmp_path / name).write_text("text")
+    told: list[OSError] = []
+    with monkeypatch.context() as patched:
+        for call in ("lstat", "stat", "scandir"):
+            patched.setattr(os, call, refusing(getattr(os, call), f"{tmp_path}/names/"))
+        found = [path.name for path, _ in walk(tmp_path, told.append)]
+        excluded = [
+            [_is_excluded(error, Local(tmp_path), [pattern]) for error in told]
+            for pattern in ("names/*", "*.png")
+        ]
+    assert found == ["readable.txt"]
+    assert sorted(error.filename for error in told) == [f"{tmp_path}/names/{name}" for name in ("a", "sub")]
+    assert excluded == [[True, True], [False, False]]
+
+
+def refusing(call: Any, below: str) -> Any:
+    def refuse(path: Any, *args: Any, **more: Any) -> Any:
+        if isinstance(path, (str, Path)) and str(path).startswith(below):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return call(path, *args, **more)
+
+    return refuse
