@@ -72,7 +72,7 @@ class Condition:
         """Return for each value of a column (numbers, or texts as objects) whether the condition holds."""
         value = self.values[0] if self.values else None
         if self.operator in ("in", "not in"):
-            found = np.isin(column, _of_type(self.values, column.dtype))
+            found = _is_one_of(column, self.values)
             return found if self.operator == "in" else ~found
         made: Any = _COMPARE[self.operator](column, value)
         return np.asarray(made, np.bool_)
@@ -102,6 +102,13 @@ class Condition:
 def _rounding(value: float) -> float:
     """Return more than the distance of a float32 from a number that is rounded to it."""
     return abs(value) * 2.0**-23 + 2.0**-149
+
+
+def _is_one_of(column: npt.NDArray[Any], values: Sequence[Scalar]) -> npt.NDArray[np.bool_]:
+    if column.dtype == object:  # of which NumPy would compare each with each
+        chosen = frozenset(values)
+        return np.fromiter((text in chosen for text in column), np.bool_, column.size)
+    return np.isin(column, _of_type(values, column.dtype))
 
 
 def _of_type(values: Sequence[Scalar], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

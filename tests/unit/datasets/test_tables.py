@@ -140,6 +140,26 @@ def test_one_of_several_is_what_equals_one_of_them(
     assert np.logical_or.reduce(each).tolist() == expected * 1000
 
 
+def test_a_text_is_not_compared_with_each_of_many() -> None:
+    """A file may have a million distinct texts, and a condition ten thousand."""
+    compared = 0
+
+    class Text(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    column = np.array([Text(number) for number in range(1000)], object)
+    condition = Condition("c", "in", tuple(str(number) for number in range(500, 2000)))
+    assert np.flatnonzero(condition.holds(column)).tolist() == list(range(500, 1000))
+    assert compared <= 2 * column.size
+
+
 def test_conditions_on_texts() -> None:
     texts = np.array(["a", "b", ""], object)
     assert Condition("t", "in", ("a", "")).holds(texts).tolist() == [True, False, True]
