@@ -20,9 +20,12 @@ _libc.mmap.argtypes = [
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 ]  # fmt: skip
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc
 _FAILED: Final = ctypes.c_void_p(-1).value
+_POPULATE_READ: Final = 22  # <linux/mman.h>; since Linux 5.14
+_UNREADABLE: Final = (errno.EFAULT, 133)  # 133: EHWPOISON, which `errno` has since Python 3.14
 _maps: weakref.WeakValueDictionary[str, ctypes.Array[ctypes.c_char]] = weakref.WeakValueDictionary()
 _lock: Final = threading.Lock()
 
@@ -30,12 +33,17 @@ _lock: Final = threading.Lock()
 def map_file(path: str, offset: int, length: int) -> memoryview:
     """Return bytes of a file as a read-only view of a map of all of it, which lasts as long as views of it
     and keeps no descriptor open: a process may have some 65,000 maps, and views of many more parts of files.
-    Nothing of these bytes may be cut off the file, and its name must not be given to another. Raises
-    OSError."""
+    Nothing of these bytes may be cut off the file, and its name must not be given to another. Loads these
+    bytes (blocking), where Linux can: on a failing disk, the first look at them would end the process
+    (SIGBUS). Raises OSError."""
     with _lock:
         memory = _maps.get(path)
         if memory is None or len(memory) < offset + length:
             memory = _maps[path] = _map_all(path, offset + length)
+    start = offset // _PAGE * _PAGE
+    address = ctypes.addressof(memory) + start
+    if _libc.madvise(address, offset + length - start, _POPULATE_READ) and ctypes.get_errno() in _UNREADABLE:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
     return memoryview(memory).cast("B")[offset : offset + length].toreadonly()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -79,3 +80,16 @@ def test_a_file_that_is_too_short_is_not_mapped(tmp_path: Path) -> None:
         map_file(str(tmp_path / "file"), 8, 3)
     with pytest.raises(FileNotFoundError):
         map_file(str(tmp_path / "none"), 0, 1)
+
+
+def test_bytes_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    """To look at them would end the process. Here they were cut off, which is the same to the kernel."""
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14):
+        pytest.skip("this kernel cannot load mapped bytes without the signal")
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 3 * mmap.PAGESIZE)
+    held = map_file(str(path), 0, 10)
+    os.truncate(path, mmap.PAGESIZE)
+    assert bytes(map_file(str(path), 10, 10)) == bytes(held)
+    with pytest.raises(OSError, match="Input/output error"):
+        map_file(str(path), mmap.PAGESIZE - 1, 2)
