@@ -120,6 +120,8 @@ def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Liste
     new, skipped, examples = _built(snapshot, [entry for stem in stems for entry in changed[stem]])
     used = Counter(sample_key(key)[0] for key in new.objects.keys) if new is not None else Counter[str]()
     firsts, ends = (np.array(each, np.int64) for each in zip(*places, strict=True))
+    if (firsts[1:] < ends[:-1]).any():  # `a.txt` was removed, and the new `a.d/b.txt` belongs before it
+        return None
     objects = _Edits(firsts, ends, np.array([used[stem] for stem in stems], np.int64))
     column = next(each for each in snapshot.fields.values() if isinstance(each, BytesColumn))
     counts = np.array([stem in used for stem in stems], np.int64)

@@ -112,6 +112,12 @@ def test_a_snapshot_of_objects_is_updated_by_what_changed(daemon: Daemon) -> Non
     reopened(daemon, "known")
     client.put_object(Bucket="loose", Key="1/00001.txt", Body=b"another")
     reopened(daemon, "updated")
+    client.put_object(Bucket="loose", Key="1/00001.d/0.txt", Body=b"soon gone")
+    for key in ("1/00001.d/0.txt", "1/00001.txt"):
+        client.delete_object(Bucket="loose", Key=key)
+    reopened(daemon, "listed")  # the one would be within the objects of the other
+    client.put_object(Bucket="loose", Key="1/00001.txt", Body=b"again")
+    reopened(daemon, "updated")
     client.delete_object(Bucket="loose", Key="2/00002.txt")
     client.put_object(Bucket="loose", Key="é.d/0.txt", Body=b"a class more")
     daemon.kill()

@@ -84,6 +84,14 @@ def test_a_sample_of_a_folder_of_its_name_is_not_updated() -> None:
     assert update_from_objects(built.snapshot, {"v2": [("v2.jpg", "f", 2)]}) is not None
 
 
+def test_a_sample_that_came_and_went_in_a_folder_of_the_name_of_another_is_not_updated() -> None:
+    """`v1` was removed, too: nothing is left by which the present names would tell."""
+    listing = [("v1.jpg", "e", 1), ("v2.jpg", "e", 1)]
+    built = build_from_objects(listing, source="s3://many/", fields=ONE)
+    assert update_from_objects(built.snapshot, {"v1": [], "v1.d/0": []}) is None
+    assert update_from_objects(built.snapshot, {"v1": []}) is not None
+
+
 def test_a_snapshot_that_would_be_empty_is_not_updated() -> None:
     built = build_from_objects([("a.jpg", "e", 1)], source="s3://many/", fields=ONE)
     assert update_from_objects(built.snapshot, {"a": []}) is None
