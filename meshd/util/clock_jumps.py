@@ -76,7 +76,8 @@ class ClockWatch:
 
     def is_settling(self) -> bool:
         """Whether the clock has jumped ahead within the last hour, so that nothing is old yet."""
-        trusted, now = self._jumps.trusts_clock(self._seen_ms), self._clock.now_ms()
+        now = self._clock.now_ms()
+        trusted = self._jumps.trusts_clock(now, self._seen_ms)
         if self._jumps.days_ahead:
             self._until_ms = now + self._settle_ms
             _log.warning(
