@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from meshd.cluster import batched_map_changes
 from meshd.cluster.batched_map_changes import enter_node, settle_node
 from meshd.cluster.node_lease import node_lease_name
 from meshd.cluster.rebalance.progress import Progress
@@ -18,7 +19,7 @@ from meshd.util.clock import SystemClock
 from meshwire.cluster import ClusterMap, Node, transitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 OLD, NEW = 40, 24
@@ -69,9 +70,31 @@ async def settle(control: CountedControl, node_id: str, version: int) -> None:
     await settle_node(control, ClusterMapStore(control), node_id, version)
 
 
-def test_many_nodes_join_and_become_complete_in_few_versions(control: CountedControl) -> None:
+class WaitForAll:
+    """The wait for other nodes, which here ends when `announced` holds, too: 0.2 s, as with 40 nodes, are too
+    short for them on a slow machine."""
+
+    def __init__(self, announced: Callable[[], bool]) -> None:
+        self._wait, self._announced = batched_map_changes._wait_for_others, announced
+        self._held = False
+
+    async def __call__(self, maps: ClusterMapStore) -> None:
+        await self._wait(maps)
+        while not self._held:  # the first one to change the map takes its announcement back
+            self._held = self._announced()
+            await asyncio.sleep(0.01)
+
+
+def test_many_nodes_join_and_become_complete_in_few_versions(
+    control: CountedControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_for(topic: str, count: int) -> None:
+        waits = WaitForAll(lambda: len(control.cached_entries(topic)) == count)
+        monkeypatch.setattr(batched_map_changes, "_wait_for_others", waits)
+
     async def run() -> ClusterMap:
         await fill(control, OLD)
+        wait_for("joins", NEW)
         async with asyncio.TaskGroup() as together:
             for number in range(OLD, OLD + NEW):
                 together.create_task(enter(control, node(number)))
@@ -79,6 +102,8 @@ def test_many_nodes_join_and_become_complete_in_few_versions(control: CountedCon
         assert joined is not None
         assert [each.state for each in joined.nodes] == ["up"] * OLD + ["joining"] * NEW
         assert control.maps <= 3  # one by one it is 24
+        monkeypatch.undo()
+        wait_for("moves", OLD + NEW)
         async with asyncio.TaskGroup() as together:
             for each in joined.nodes:
                 together.create_task(settle(control, each.node_id, joined.version))

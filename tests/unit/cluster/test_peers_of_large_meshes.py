@@ -79,7 +79,7 @@ def test_many_processes_that_wait_for_a_lost_node_read_its_lease_and_write_the_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(failure_detector, "probe_map_version", silent)
-    monkeypatch.setattr(transitions, "batch_seconds", lambda nodes: nodes / NODES * 0.5)
+    monkeypatch.setattr(transitions, "batch_seconds", lambda nodes: nodes / NODES * 3.0)
     clock = SystemClock()
 
     async def run() -> None:
@@ -102,7 +102,7 @@ def test_many_processes_that_wait_for_a_lost_node_read_its_lease_and_write_the_m
             monkeypatch.setattr(control, "lease_holders", noted)
             views = [ClusterView(f"n{number:04}", control, lambda _: 2) for number in range(1, 201)]
             probe = SuspectProbe(Writer(control, maps), clock, 5.0)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await asyncio.gather(*[probe(each, "n0000", before.version) for each in views])
             found = maps.current()
             assert found is not None
@@ -110,7 +110,7 @@ def test_many_processes_that_wait_for_a_lost_node_read_its_lease_and_write_the_m
             assert lost is not None
             assert lost.state == "away"
             assert set(looks) == {"node/n0000"}
-            assert 1 <= len(marks) < 20
+            assert 1 <= len(marks) < 40  # of 200: those that come while the first one writes
 
     asyncio.run(run())
 
