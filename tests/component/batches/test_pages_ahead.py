@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FILES, ROWS, BATCH = 90, 8, 16
 FIELDS = parse_fields({"text": {"ext": ["txt"]}})
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Node:
@@ -97,6 +97,12 @@ class Node:
         values, offsets = (views[name] for name in ("text.data", "text.offsets"))
         return [int(values[at:end].tobytes()) for at, end in itertools.pairwise(offsets.tolist())]
 
+    def opened_again(self) -> set[int]:
+        """The pages that were opened more than once: those of the first batch may be, which needs them at
+        once and does not wait for what opens them ahead of the next batches."""
+        numbers = [number for number, _ in self.opened]
+        return {number for number in numbers if numbers.count(number) > 1}
+
     async def wait(self) -> None:
         """Wait until nothing is opened any more."""
         deadline = time.monotonic() + PATIENCE
@@ -146,9 +152,9 @@ def test_pages_of_coming_batches_are_opened_in_threads(node: Node, shuffle: dict
         assert now == {sample // ROWS for sample in expected[5]} - ahead  # of one batch more
         for step in range(2, 8):
             assert await node.lines(plan, step) == expected[step]
-            await node.wait()  # a batch that needs a page at once does not wait for its prefetch
+            await node.wait()
         assert not any(main for _, main in node.opened)
-        assert len(node.opened) == len(set(node.opened))  # each once
+        assert node.opened_again() <= {sample // ROWS for sample in expected[0]}
         await node.assembler.aclose()
 
     asyncio.run(run())
@@ -159,12 +165,14 @@ def test_all_pages_of_a_small_snapshot_are_opened_once(node: Node, monkeypatch: 
 
     async def run() -> None:
         plan = await node.plan({"kind": "global"})
-        await node.lines(plan, 0)
+        first = await node.lines(plan, 0)
         await node.wait()
-        assert sorted(node.opened) == [(number, False) for number in range(FILES)]
+        assert sorted(set(node.opened)) == [(number, False) for number in range(FILES)]
+        assert node.opened_again() <= {line // ROWS for line in first}
+        opened = len(node.opened)
         for step in range(1, FILES * ROWS // BATCH):  # their columns are joined meanwhile
             await node.lines(plan, step)
-        assert len(node.opened) == FILES
+        assert len(node.opened) == opened
         await node.assembler.aclose()
 
     asyncio.run(run())
