@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,7 @@ def run(request: pytest.FixtureRequest) -> Runner:
 
     def runner(work: Coroutine[Any, Any, None]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(100):
                 await work
 
         with asyncio.Runner(loop_factory=request.param) as loop:
@@ -160,10 +161,12 @@ def _warm() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_descriptor_left() -> Any:
-    gc.collect()
+    with warnings.catch_warnings():  # what the tests before left unclosed is not of these
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @asynccontextmanager
@@ -203,7 +206,7 @@ def take(fd: int) -> bytes:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the other side's state has no event to wait for
             await asyncio.sleep(0.001)
 
