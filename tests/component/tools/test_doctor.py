@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from meshsdk.loader_stats import LoaderStats
     from tests.support.origin_places import Place
 
+pytestmark = pytest.mark.timeout(600)
 COMPUTE, NETWORK, PREPROCESSING, FETCH = 0.06, 0.22, 0.2, 0.3
 """Seconds a step, each well above what the stages take by themselves here."""
 STEPS = 3
@@ -101,7 +102,7 @@ def slow(node: Daemon, origin: Place, signed: None, monkeypatch: pytest.MonkeyPa
 T = TypeVar("T")
 
 
-def settled(measure: Callable[[], T], agrees: Callable[[T], bool], patience: float = 75.0) -> T:
+def settled(measure: Callable[[], T], agrees: Callable[[T], bool], patience: float = 240.0) -> T:
     """What was measured; if it does not agree, again and again before all others: a busy machine has delays
     of its own."""
     until, found = time.monotonic() + patience, measure()
@@ -119,7 +120,6 @@ def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
-@pytest.mark.timeout(300)
 def test_delays_in_every_stage_are_found(
     slow: Proxy, origin: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +142,7 @@ def test_delays_in_every_stage_are_found(
         command = [sys.executable, str(script), str(COMPUTE), str(PREPROCESSING / 2)]
         return doctor(capsys, "--", *command)
 
-    found = settled(measured, lambda found: found["seconds"] == wanted, 240.0)
+    found = settled(measured, lambda found: found["seconds"] == wanted, 480.0)
     assert found["seconds"] == wanted
     assert found["dominant"] == "fetch"
     assert found["fix"].startswith("mesh prefetch s3://slow/train")
@@ -267,10 +267,22 @@ def test_top_tells_what_a_node_does(
         with mesh.Loader(ds.map(ops.resize("image", [8, 8])), 2, output="numpy", report="reports") as loader:
             ended = threading.Event()
             done = pool.submit(lambda: [batch.rows for _ in iter(ended.is_set, True) for batch in loader])
-            assert run(["top", "--json", "-i", "2.5"]) == 0
-            ended.set()
+
+            def measured() -> dict[str, Any]:
+                assert run(["top", "--json", "-i", "2.5"]) == 0
+                found: dict[str, Any] = json.loads(capsys.readouterr().out)
+                return found
+
+            def has_reported(found: dict[str, Any]) -> bool:
+                """A loader that has only just begun has not, nor one whose machine stood still."""
+                rates = {(job["name"], job["pid"]): job["rate"] for job in found["jobs"]}
+                return bool(found["nodes"][0]["rows"] and rates.get(("reports", os.getpid())))
+
+            try:
+                found = settled(measured, has_reported, 60.0)
+            finally:
+                ended.set()
             assert sum(done.result(60)) > 0
-    found = json.loads(capsys.readouterr().out)
     [seen] = found["nodes"]
     assert seen["why"] == ""
     assert seen["rows"] > 0
@@ -333,7 +345,6 @@ def test_a_rank_that_has_measured_does_not_outlive_the_doctor(tmp_path: Path) ->
         ScriptHook(tmp_path).wait_for_doctor()
 
 
-@pytest.mark.timeout(300)
 def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
     """The op's sleep is most of what the loop waits for, and is told as such."""
     with sdk(node) as client:
@@ -350,7 +361,7 @@ def test_live_stats_tell_the_same(plain: str, node: Daemon) -> None:
                 return loader.stats()
 
         wanted = pytest.approx([8 * 0.1 - 7 * 0.02, 8 * 0.02, 0.2], rel=0.15)
-        stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted, 240.0)
+        stats = settled(looped, lambda found: [found.preprocessing, found.compute, found.au] == wanted, 480.0)
     assert [stats.preprocessing, stats.compute, stats.au] == wanted
     assert stats.fetch < 0.1 * stats.waited
     parts = stats.compute + stats.network + stats.preprocessing + stats.fetch
