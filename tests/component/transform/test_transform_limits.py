@@ -137,7 +137,7 @@ def test_a_row_that_takes_too_long_is_bad_and_costs_one_retry(tmp_path: Path) ->
         return four(value)
 
     async def run(text: str) -> None:
-        limits = RowLimits(row_seconds=1.0, row_cpu_seconds=0.3)
+        limits = RowLimits(row_seconds=4.0, row_cpu_seconds=1.0)
         async with running(tmp_path, 2, limits) as (crew, pool):
             samples = [b"fine", b"spin", b"good", b"wait", b"well"]
             got, frame = await render(pool, text, rows_of(tmp_path, samples))
@@ -317,7 +317,7 @@ def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
 
     def work(value: bytes) -> Any:
         if value == b"slow":
-            time.sleep(1.0)
+            time.sleep(3.0)
         return four(value)
 
     async def run(text: str) -> None:
@@ -334,7 +334,7 @@ def test_a_job_that_drags_leaves_half_of_the_processes_to_others(
                 waits.append(loop.time() - began)
             dragging.cancel()
             await asyncio.gather(dragging, return_exceptions=True)
-            assert sorted(waits)[8] < 0.5  # only the first ones may have met both processes at it
+            assert sorted(waits)[8] < 1.5  # only the first ones may have met both processes at it
 
     with op_that(work) as text:
         asyncio.run(run(text))
@@ -360,7 +360,7 @@ def test_nobody_waits_behind_what_takes_long(tmp_path: Path) -> None:
                 waits.append(loop.time() - began)
             dragging.cancel()
             await asyncio.gather(dragging, return_exceptions=True)
-            assert sorted(waits)[4] < 1.5  # one slow row may be under way, none lies before
+            assert sorted(waits)[4] < 4.0  # one slow row may be under way, none lies before
 
     with op_that(work) as text:
         asyncio.run(run(text))
