@@ -63,6 +63,7 @@ def open_zarr(
         url: a folder of arrays of Zarr version 2 or 3, such as "s3://climate/era5.zarr"; or references to
             other files (NetCDF-4, HDF5) as kerchunk and VirtualiZarr write them, "s3://climate/era5.json".
         variables: names of arrays, coordinates included, each a field of its own name; or {field: array}.
+            "/" is an array that is the store itself.
         window: length by dimension, {"time": 8, "lat": 64}. Dimensions without one are taken whole.
         stride: distance of the windows' starts by dimension. Default: the window's length.
         within: (first, end) by dimension, such as the years for training.

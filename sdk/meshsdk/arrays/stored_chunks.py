@@ -10,6 +10,7 @@ import base64
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 INLINE: Final = 0
 """The object that has what is not in any stored object: headers, and chunks inside references."""
 _HEADS = 8
+_ROOT = "/"  # the name of an array that is the store itself
 
 
 class Objects:
@@ -89,7 +91,7 @@ def _parsed(document: bytes | str, attributes: bytes | str | None, name: str) ->
 
 
 class BucketStore:
-    """A folder of Zarr arrays."""
+    """A folder of Zarr arrays, or of one alone, whose name is `/`."""
 
     def __init__(self, client: Client, source: Source) -> None:
         self._client, self._source = client, source
@@ -100,10 +102,12 @@ class BucketStore:
     def names(self) -> list[str]:
         keys = (entry.key for entry in self._client.list(self._source.bucket, self._source.prefix))
         below = (key.removeprefix(self._source.prefix) for key in keys)
-        found = {
-            key.rpartition("/")[0] for key in below if key.endswith((".zarray", "zarr.json")) and "/" in key
-        }
-        return sorted(found)
+        found = {key.rpartition("/")[0] for key in below if key.endswith((".zarray", "zarr.json"))}
+        if "" in found:
+            with suppress(ConfigurationError, NotFoundError):  # it is a group
+                self.variable(_ROOT)
+                found.add(_ROOT)
+        return sorted(found - {""})
 
     def variable(self, name: str) -> ZarrVariable:
         document = self._text(name, "zarr.json")
@@ -116,14 +120,17 @@ class BucketStore:
 
     def _text(self, name: str, file: str) -> bytes | None:
         try:
-            return self._client.get(self._source.bucket, f"{self._source.prefix}{name}/{file}")
+            return self._client.get(self._source.bucket, f"{self._folder(name)}{file}")
         except NotFoundError:
             return None
+
+    def _folder(self, name: str) -> str:
+        return self._source.prefix if name == _ROOT else f"{self._source.prefix}{name}/"
 
     def chunks(
         self, name: str, found: ZarrVariable, objects: Objects, keep: Callable[[bytes], int]
     ) -> ChunkTable:
-        grid, folder = chunk_grid(found), f"{self._source.prefix}{name}/"
+        grid, folder = chunk_grid(found), self._folder(name)
         table = ChunkTable.empty(grid)
         stored = tuple(-(-extent // shard) for extent, shard in zip(found.shape, found.shard, strict=True))
         shards: list[tuple[tuple[int, ...], int, str, int]] = []

@@ -129,6 +129,23 @@ def test_windows_are_filtered_split_renamed_and_mixed_like_any_samples(client: C
     np.testing.assert_array_equal(both[1]["warm"], both[1]["x"])
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_may_be_one_array(client: Client, version: int) -> None:
+    values = np.arange(TIMES * ROWS, dtype=np.float32).reshape(TIMES, ROWS)
+    store = MeshStore(f"s3://climate/one{version}.zarr", client=client)
+    zarr.create_array(store, shape=values.shape, chunks=(4, ROWS), dtype="f4", zarr_format=version)[:] = (
+        values
+    )
+    dataset = mesh.open_zarr(
+        f"s3://climate/one{version}.zarr", {"values": "/"}, window={"dim_0": 6}, client=client
+    )
+    assert len(dataset) == TIMES // 6
+    for number, sample in enumerate(dataset):
+        assert np.array_equal(sample["values"], values[6 * number :][:6])
+    with pytest.raises(NotFoundError, match="known: /"):
+        mesh.open_zarr(f"s3://climate/one{version}.zarr", ["values"], window={"dim_0": 6}, client=client)
+
+
 def test_statistics_are_numpys(client: Client) -> None:
     found = mesh.open_zarr("s3://climate/v2.zarr", ["t2m", "sst"], window={"time": 3}, client=client)
     whole = weather()
