@@ -6,6 +6,7 @@ that are compared with dates or times are of ISO 8601.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from dataclasses import dataclass, replace
@@ -74,7 +75,10 @@ class Condition:
         if self.operator in ("in", "not in"):
             found = _is_one_of(column, self.values)
             return found if self.operator == "in" else ~found
-        made: Any = _COMPARE[self.operator](column, value)
+        compared = self.operator
+        if column.dtype.kind in "iu" and isinstance(value, float) and math.isfinite(value):
+            compared, value = _among_integers(compared, value)
+        made: Any = _COMPARE[compared](column, value)
         return np.asarray(made, np.bool_)
 
     def may_hold(self, low: Scalar, high: Scalar) -> bool:
@@ -97,6 +101,17 @@ class Condition:
         if self.operator in ("<", "<="):
             return bool(_COMPARE[self.operator](first, value))
         return self.operator not in (">", ">=") or bool(_COMPARE[self.operator](last, value))
+
+
+def _among_integers(compared: str, value: float) -> tuple[str, Scalar]:
+    """Return a comparison of integers with an integer, or with NaN, that is true where that with `value` is:
+    as floats, integers above 2^53 would be rounded."""
+    below = math.floor(value)
+    if below == value:
+        return compared, below
+    if compared in ("==", "!="):
+        return compared, math.nan  # which differs from all
+    return ("<=" if compared in ("<", "<=") else ">"), below
 
 
 def _rounding(value: float) -> float:

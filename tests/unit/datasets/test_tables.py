@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,22 @@ def test_malformed_filters(value: object) -> None:
 )
 def test_dates_are_compared_as_the_column_has_them(kind: str, value: Any, number: Any) -> None:
     assert Condition("c", "in", (value,)).for_kind(kind) == Condition("c", "in", (number,))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2.0**53, 2.0**53 + 2, 0.5, -0.5, 0.0, 3.0, 2.0**62 + 2.0**12, 1e300, -1e300, float("inf"), float("nan")],
+)
+@pytest.mark.parametrize("compared", ["==", "!=", "<", "<=", ">", ">="])
+def test_integers_are_compared_with_floats_exactly(compared: str, value: float) -> None:
+    """As Python does. As floats, 2^53 + 1 and 2^53 are equal; bounds of row groups are not rounded."""
+    numbers = [0, 1, -1, 3, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, 2**62 + 4095, 2**62 + 4096, 2**63 - 1]
+    exact = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt}
+    expected = [exact.get(compared, operator.ge)(number, value) for number in numbers]
+    condition = Condition("n", compared, (value,))
+    assert condition.holds(np.array(numbers, np.int64)).tolist() == expected
+    unsigned = [number >= 0 for number in numbers]
+    found = condition.holds(np.array([number for number in numbers if number >= 0], np.uint64)).tolist()
+    assert found == [each for each, kept in zip(expected, unsigned, strict=True) if kept]
+    for number, holds in zip(numbers, expected, strict=True):
+        assert condition.may_hold(number, number) or not holds
