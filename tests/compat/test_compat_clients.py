@@ -28,12 +28,14 @@ def many(daemon: Daemon, s3: Any) -> str:
     return fill(daemon, s3)
 
 
+@pytest.mark.timeout(600)  # some sixty programs are started, one after the other
 @pytest.mark.parametrize("client", HERE, ids=lambda client: client.name)
 def test_every_job(client: Client, daemon: Daemon, s3: Any, many: str, tmp_path: Path) -> None:
     with conversation(client, daemon, tmp_path / "scratch") as talk:
         check(client, talk, Ground(s3, many, tmp_path / "work"))
 
 
+@pytest.mark.timeout(600)
 def test_every_job_of_boto3_over_tls(tmp_path: Path) -> None:
     """Only there does it send its checksums in trailers."""
     client = next(client for client in HERE if client.name == "boto3")

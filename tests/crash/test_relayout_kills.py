@@ -69,7 +69,7 @@ class Client:
                 self.want[key] = None
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_killed_while_objects_move(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path / "data", ("--disk-type", "rotational"), {}, 2)
     client = Client(daemon)

@@ -130,7 +130,7 @@ def kill_one(daemon: Daemon, rng: random.Random) -> int:
     return pid
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_workers_killed_under_mixed_load(tmp_path: Path, seed: int) -> None:

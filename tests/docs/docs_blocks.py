@@ -27,7 +27,7 @@ _FENCE = re.compile(r"^(\s*)(`{3,})\s*(\S*)(.*)$")
 _MARK = re.compile(r"^\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
 _SHORTEST_REASON = 10
 _LATE = 124  # as timeout(1) has it
-PATIENCE = 230
+PATIENCE = 400
 """Seconds a page may take: some start several nodes, on a machine that may be busy."""
 
 

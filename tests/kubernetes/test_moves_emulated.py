@@ -9,6 +9,8 @@ import inspect
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from meshoperator.controllers.cluster_controller import ClusterController
 from meshoperator.controllers.dataset_controller import DatasetController
 from meshoperator.controllers.load_controller import LoadController
@@ -28,6 +30,7 @@ from tests.support import sampling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.timeout(600)  # it does nothing but compute
 ZONE = "topology.kubernetes.io/zone"
 NOW = "2030-01-01T00:00:10Z"
 KINDS = {"MeshDataset": "meshdatasets", "MeshLoad": "meshloads", "MeshView": "meshviews"}

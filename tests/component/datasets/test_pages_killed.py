@@ -43,7 +43,7 @@ def pin(daemon: Daemon, kind: str) -> Any:
         assert time.monotonic() < deadline
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_what_a_killed_worker_has_made_is_not_made_again() -> None:
     with Daemon.start(env={"MESHD_FAILPOINTS": "indexes.made=kill:after 3"}) as daemon:
         s3 = daemon.client()
@@ -66,7 +66,7 @@ def test_what_a_killed_worker_has_made_is_not_made_again() -> None:
         s3.close()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_two_workers_that_index_the_same_shards_at_once_agree() -> None:
     with Daemon.start(workers=2, env={"MESHD_FAILPOINTS": "indexes.made=sleep(100)"}) as daemon:
         s3 = daemon.client()

@@ -256,7 +256,7 @@ def check_training(training: dict[str, Any], expected: list[list[str]]) -> None:
         assert digest == expected[epoch][step], (epoch, step)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("release", ["former"], indirect=True)  # one release back, as CHANGELOG.md promises
 def test_a_mesh_is_taken_over_node_by_node(checkout: Path, tmp_path: Path, told: Told) -> None:
     with DaemonCluster.start(3, args=FLAGS, checkout=checkout) as mesh:

@@ -19,6 +19,7 @@ from meshwire.http_values.mesh_headers import RELEASE
 
 ROOT = Path(__file__).resolve().parents[3]
 TOOL = runpy.run_path(str(ROOT / "tools" / "release.py"))
+pytestmark = pytest.mark.timeout(600)  # a release is built twice, on a machine that may be busy
 OURS = {"meshd", "meshdemo", "meshoperator", "meshsdk", "meshwire"}
 
 
@@ -26,7 +27,7 @@ def run(*command: str | Path, cwd: Path, path: Path | None = None) -> str:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if path is not None:
         env["PYTHONPATH"] = str(path)
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=90)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
