@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("scene", sorted(SCENES))
 def test_a_scene_runs_and_prints_figures(scene: str, tmp_path: Path) -> None:
     table = Table(io.StringIO())
