@@ -10,6 +10,7 @@ import secrets
 import struct
 import tarfile
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -190,7 +191,7 @@ class Crowd:
             await_end(thread, patience=PATIENCE)
 
 
-@pytest.mark.timeout(PATIENCE + 60)
+@pytest.mark.timeout(3 * PATIENCE)
 def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
     photographs = {f"p/{number:03d}.jpg": photograph(number) for number in range(SAMPLES)}
     stock(node, "ann", "anns", photographs)
@@ -242,13 +243,15 @@ def test_an_honest_job_among_hostile_ones(node: Daemon) -> None:
 
         with crowd:
             _until(lambda: crowd.rows > 2 * SAMPLES, crowd)
-            shares = [share((3, 15))]
+            shares, until = [share((3, 15))], time.monotonic() + PATIENCE
             # Four requests at a time against 12; between two of them nothing of ours waits, which takes
             # long on a machine that has other things to do. Without shares it would be a third, always.
-            while shares[-1] < 0.5 and len(shares) < 4:
+            while shares[-1] < 0.5 and time.monotonic() < until:
                 shares.append(share(()))
         assert not crowd.wrong, crowd.wrong[:3]
         assert shares[-1] >= 0.5, shares
+        # All of the crowd's may have been refused, or not come to their end.
+        await_true(lambda: rows(eve, trap, 0, list(range(len(hostile())))).status == 200, PATIENCE)
         got: Any = eve.ok(eve.call("GET", f"/-/plans/{trap}/bad"))  # named, counted
         bad = {str(entry["key"]).rpartition("/")[2] for entry in got}
         assert bad >= {"cut", "empty", "noise", "huge", "short", "wide", "tiff", "tail"}
