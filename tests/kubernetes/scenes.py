@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap
     from tests.kubernetes.kubelet import Kubelet
 
-PATIENCE = 100.0
+PATIENCE = 240.0
 MeshCluster: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshCluster", "meshclusters")
 MeshNode: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshNode", "meshnodes")
 POOL: dict[str, Any] = {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-pytestmark = pytest.mark.timeout(240)  # of a scene, on a slow machine
+pytestmark = pytest.mark.timeout(600)  # of a scene, on a slow machine
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 MeshDataset: Any = create_namespaced_resource("shardmesh.io", "v1alpha1", "MeshDataset", "meshdatasets")
 NAMESPACE, BUCKET = "mesh-going", "kept"
 KINDS = ("MeshLoad", "MeshView", "MeshDataset", "MeshCluster")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from lightkube import Client
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 CLAIMS = POOL | {
     "replicas": 2,
     "tiers": [{"name": "disk", "class": "nvme", "volumeClaim": {"size": "5Gi", "storageClass": "elastic"}}],
