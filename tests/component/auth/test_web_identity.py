@@ -90,9 +90,11 @@ def sts(node: Daemon) -> Any:
     return contextlib.closing(made)
 
 
-def exchange(node: Daemon, token: str, role: str = ROLE_ARN, **more: Any) -> Any:
+def exchange(
+    node: Daemon, token: str, role: str = ROLE_ARN, *, patience: float = 60.0, **more: Any
+) -> Any:
     """A worker that has not seen the issuer's newest key asks for it at most every 10 s: patience."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + patience
     with sts(node) as client:
         while True:
             try:
@@ -107,7 +109,7 @@ def exchange(node: Daemon, token: str, role: str = ROLE_ARN, **more: Any) -> Any
 
 def refusal(node: Daemon, token: str, role: str = ROLE_ARN, **more: Any) -> str:
     try:
-        exchange(node, token, role, **more)
+        exchange(node, token, role, patience=20.0, **more)
     except ClientError as error:
         told = error.response["Error"]
         assert token[:40] not in told["Message"]

@@ -105,7 +105,7 @@ def test_frames_and_errors_come_through(tmp_path: Path) -> None:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the other side's state has no event to wait for
             await asyncio.sleep(0.001)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 require_etcd()
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not run here: takes root and mounts")
 LEFT = 5 << 20
-AT_ONCE = WRITE_TIMEOUT / 2
+AT_ONCE, TRIES = WRITE_TIMEOUT / 2, 3
 SMALL, LARGE = b"small", os.urandom(8 << 20)
 
 
@@ -94,11 +94,14 @@ def _key(daemons: DaemonCluster, primary: str, prefix: str) -> str:
 
 
 def _refusal(write: Callable[[], Any]) -> str:
-    """The message of a write that is refused at once."""
-    began = time.monotonic()
-    with pytest.raises(ClientError) as caught:
-        write()
-    assert time.monotonic() - began < AT_ONCE
+    """The message of a write that is refused at once, if not the first time on a busy machine."""
+    taken = list[float]()
+    while not taken or (min(taken) >= AT_ONCE and len(taken) < TRIES):
+        began = time.monotonic()
+        with pytest.raises(ClientError) as caught:
+            write()
+        taken.append(time.monotonic() - began)
+    assert min(taken) < AT_ONCE, taken
     error = caught.value.response
     assert error["Error"]["Code"] == "InsufficientStorage", caught.value
     assert error["ResponseMetadata"]["HTTPStatusCode"] == 507
@@ -170,8 +173,11 @@ def test_reads_and_deletions_continue(full: DaemonCluster) -> None:
 def test_the_sdk_raises_at_once(full: DaemonCluster) -> None:
     node = full["n1"]
     with mesh.connect(node.endpoint, access_key=full.access_key, secret_key=full.secret_key) as client:
-        began = time.monotonic()
-        with pytest.raises(ServerError, match="node n2") as caught:
-            client.put("full", _key(full, "n1", "sdk"), SMALL)
-        assert time.monotonic() - began < AT_ONCE
+        taken = list[float]()
+        while not taken or (min(taken) >= AT_ONCE and len(taken) < TRIES):
+            began = time.monotonic()
+            with pytest.raises(ServerError, match="node n2") as caught:
+                client.put("full", _key(full, "n1", "sdk"), SMALL)
+            taken.append(time.monotonic() - began)
+        assert min(taken) < AT_ONCE, taken
         assert (caught.value.status, caught.value.code) == (507, "InsufficientStorage")

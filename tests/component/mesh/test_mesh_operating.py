@@ -87,7 +87,7 @@ def control_keys(mesh: DaemonCluster) -> list[str]:
 def test_a_drained_node_is_empty_and_can_be_removed(mesh: DaemonCluster) -> None:
     assert "then: mesh cluster remove n2" in command(mesh, "drain", "n2").stdout
     mesh.await_map(lambda found: not found.is_rebalancing)
-    for _ in range(60):  # its rebalancer reports a moment later that nothing is left
+    for _ in range(240):  # its rebalancer reports a moment later that nothing is left
         if nodes(mesh)["n2"]["empty"]:
             break
         threading.Event().wait(0.5)

@@ -101,4 +101,4 @@ def test_a_quota_is_found_raised_and_measured(
         assert advice["decoded_hits"] < 0.9 < 0.99 < again["decoded_hits"]
     finally:
         ended.set()
-        training.join(30)
+        training.join(60)

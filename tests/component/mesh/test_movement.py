@@ -362,7 +362,7 @@ def test_a_comparison_that_was_asked_for_waits_for_an_owner_that_does_not_answer
         await asyncio.sleep(0)
         assert not waiting.done()
         await node.run_once()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
 
     run(doing, 2)
 

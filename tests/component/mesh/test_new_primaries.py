@@ -50,7 +50,7 @@ def test_a_write_that_meets_a_newer_map_is_decided_by_that(
         writing = asyncio.ensure_future(
             put_object(decider.node.replicated_store, "k", b"x" * size, size=size)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waits.wait()
         weigh = partial(set_node_weight, node_id=nodes[0].node.settings.node_id, weight=2)
         await change_map(nodes, weigh)

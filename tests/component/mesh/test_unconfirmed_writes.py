@@ -90,7 +90,7 @@ def test_who_is_told_that_an_upload_has_ended_may_rely_on_it(request_: str, ende
 
 
 def _on_loop(node: Running, doing: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run_coroutine_threadsafe(doing, node.loop).result(30)
+    return asyncio.run_coroutine_threadsafe(doing, node.loop).result(60)
 
 
 # writes that a death has cut off ---------------------------------------------------------------------
@@ -175,12 +175,12 @@ def test_what_a_power_cut_has_cut_off_is_at_all_owners_soon() -> None:
             thread.start()
         await_true(
             lambda: not _equal(seen("n1"), before),
-            30,
+            60,
             told=lambda: f"not all were committed: {_equal(seen('n1'), before)}\n{mesh.output()}",
         )
         mesh.kill("n1")
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
         mesh.start_all()
         assert [node.turned for node in mesh.map_of("n1").nodes] == turned, "the map knows of it"
@@ -188,7 +188,7 @@ def test_what_a_power_cut_has_cut_off_is_at_all_owners_soon() -> None:
         assert not _equal(was, before)
         await_true(
             lambda: seen("n2") == was,
-            30,
+            60,
             told=lambda: f"{was}\n{seen('n2')}\n{mesh.output()}",
         )
         assert seen("n1") == was

@@ -94,7 +94,7 @@ async def both(tmp_path: Path) -> AsyncIterator[tuple[Worker, FetchWorkerClient]
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  the other side's state has no event to wait for
             await asyncio.sleep(0.001)
 

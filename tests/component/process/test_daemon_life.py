@@ -405,11 +405,11 @@ def test_a_worker_whose_loop_stands_still_is_replaced() -> None:
 
 def test_a_node_that_was_paused_keeps_its_processes() -> None:
     """As by `docker pause`: the supervisor stood still, too, and is the first to go on."""
-    with Daemon.start(workers=2, env={"MESHD_HANG_TIMEOUT": "2"}) as daemon:
+    with Daemon.start(workers=2, env={"MESHD_HANG_TIMEOUT": "5"}) as daemon:
         before = daemon.children()
         threading.Event().wait(1)  # all have reported by now
         daemon.pause()
-        threading.Event().wait(5)
+        threading.Event().wait(12)
         daemon.resume()
         wait_until(lambda: "stood still" in daemon.output())
         threading.Event().wait(1)

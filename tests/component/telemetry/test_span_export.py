@@ -13,6 +13,7 @@ from meshd.config import TracingSettings
 from meshd.telemetry import metrics, span_export, tracing
 from meshd.telemetry.span_export import ExportThread, OtlpSink
 from meshd.telemetry.tracing import Recorder
+from tests.support.bounded_wait import await_true
 from tests.support.daemons import Daemon
 from tests.support.otlp_receiver import OtlpReceiver
 
@@ -86,11 +87,7 @@ def test_a_collector_in_trouble_costs_spans_alone(collector: OtlpReceiver, troub
         assert request is not None
         for _ in range(20):
             tracing.record(request, "part", 1.0, 2.0)  # returns whatever the collector does
-        for _ in range(600):
-            if counted("failed") - failed == 20:
-                break
-            threading.Event().wait(0.05)
-        assert counted("failed") - failed == 20
+        await_true(lambda: counted("failed") - failed == 20, 100)
     finally:
         tracing.install(None)
         exporter.stop()
