@@ -90,9 +90,7 @@ def sts(node: Daemon) -> Any:
     return contextlib.closing(made)
 
 
-def exchange(
-    node: Daemon, token: str, role: str = ROLE_ARN, *, patience: float = 60.0, **more: Any
-) -> Any:
+def exchange(node: Daemon, token: str, role: str = ROLE_ARN, *, patience: float = 60.0, **more: Any) -> Any:
     """A worker that has not seen the issuer's newest key asks for it at most every 10 s: patience."""
     end = time.monotonic() + patience
     with sts(node) as client:

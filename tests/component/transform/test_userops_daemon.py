@@ -62,7 +62,7 @@ def listed(data, *, table: bytes, other: bytes = None):
     """Its length, looked up."""
     return np.int64(int(table.split()[len(data) % 2]) + (int(other) if other else 0))
 
-@op(input=BYTES, output=array("int64", ()), seconds=0.5, memory=128 << 20)
+@op(input=BYTES, output=array("int64", ()), seconds=2.5, memory=128 << 20)
 def trap(data, *, on: list, how: str):
     """Bad on samples of these sizes."""
     if len(data) in on:
@@ -244,7 +244,7 @@ def test_views_run_it_too(daemon: Daemon, client: Client, pushed: op_catalog.Pus
     ("how", "reason"),
     [
         ("crash", r"its process ended \(SIGSEGV\) at mine.py, line \d+ in trap, twice"),
-        ("hang", "took longer than 0.5 s for one sample, twice"),
+        ("hang", "took longer than 2.5 s for one sample, twice"),
         ("leak", "needed more than the 128 MiB of memory it has beyond its imports, twice"),
         ("raise", r"RuntimeError: no good \(mine.py:\d+\)"),
         ("refuse", "not mine"),
@@ -369,7 +369,7 @@ def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: op_catalog
         ("mine", b"import ctypes\nctypes.string_at(0)", r"SIGSEGV"),
         ("mine", b"\xff\xfe", "not UTF-8"),
         ("mine", b"#" * ((1 << 20) + 1), "at most 1048576 are allowed"),
-        ("mine", SOURCE.replace(b"seconds=0.5", b"seconds=3000"), "this node allows 30 s"),
+        ("mine", SOURCE.replace(b"seconds=2.5", b"seconds=3000"), "this node allows 30 s"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_with_the_reason(
