@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tests.support.s3_raw import Answer
 
 _clock = SystemClock()
+_PATIENCE = 3 * WAIT_TIMEOUT
 SIDE = 12
 CROP: list[dict[str, Any]] = [
     {"op": "decode", "field": "image", "args": {}},
@@ -34,8 +35,11 @@ class Mesh(Wire):
 
     def post(self, target: str, document: Any) -> Answer:
         body = document if isinstance(document, bytes) else json.dumps(document).encode()
-        deadline = _clock.monotonic() + WAIT_TIMEOUT
-        while _goes_on(answer := self.call("POST", target, body)) and _clock.monotonic() < deadline:
+        return self._whole("POST", target, body)
+
+    def _whole(self, method: str, target: str, body: bytes = b"") -> Answer:
+        deadline = _clock.monotonic() + _PATIENCE
+        while _goes_on(answer := self.call(method, target, body)) and _clock.monotonic() < deadline:
             pass  # each is waited for by the node, for as long as a request may
         return answer
 
@@ -62,7 +66,7 @@ class Mesh(Wire):
 
     def raw(self, plan: str, epoch: int = 0, step: int = 0, **query: Any) -> Answer:
         text = "&".join(f"{name}={value}" for name, value in query.items())
-        return self.call("GET", f"/-/plans/{plan}/{epoch}/{step}" + (f"?{text}" if text else ""))
+        return self._whole("GET", f"/-/plans/{plan}/{epoch}/{step}" + (f"?{text}" if text else ""))
 
     def metric(self, name: str, labels: str = "") -> float:
         text = self.exchange(
