@@ -65,11 +65,11 @@ class Running:
         port = probe["port"]
         if isinstance(port, str):
             port = next(each["containerPort"] for each in container["ports"] if each["name"] == port)
-        connection = http.client.HTTPConnection(self.address, port, timeout=2)
+        connection = http.client.HTTPConnection(self.address, port, timeout=5)
         if probe.get("scheme") == "HTTPS":  # probes verify nothing
             whoever = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             whoever.check_hostname, whoever.verify_mode = False, ssl.CERT_NONE
-            connection = http.client.HTTPSConnection(self.address, port, timeout=2, context=whoever)
+            connection = http.client.HTTPSConnection(self.address, port, timeout=5, context=whoever)
         try:
             connection.request("GET", probe["path"])
             return connection.getresponse().status < 400

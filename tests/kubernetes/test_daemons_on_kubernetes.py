@@ -22,7 +22,7 @@ def test_daemons_meet_and_are_one_store(kubeconfig: Path, namespace: str, tmp_pa
             stack.enter_context(
                 Daemon.start(
                     tmp_path / name,
-                    args=["--control", f"kubernetes://{namespace}/mesh", "--node-id", name, "--lease", "2"],
+                    args=["--control", f"kubernetes://{namespace}/mesh", "--node-id", name, "--lease", "10"],
                     env=environment,
                 )
             )

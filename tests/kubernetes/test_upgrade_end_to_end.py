@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from tests.kubernetes.scenes import Scene
 
-pytestmark = pytest.mark.timeout(480)  # two releases, one after the other, on a slow machine
+pytestmark = pytest.mark.timeout(900)  # two releases, one after the other, on a slow machine
 NAMES = ("mesh-s-0", "mesh-s-1")
 KINDS = ("MeshCluster", "MeshNode", "MeshDataset", "MeshLoad", "MeshView")
-FLAGS = ["--workers=1", "--transforms=1", "--lease=2", "--drain-timeout=1"]  # the earlier release's names
+FLAGS = ["--workers=1", "--transforms=1", "--lease=4", "--drain-timeout=1"]  # the earlier release's names
 TWO = SPEC | {"nodePools": [POOL | {"replicas": 2, "extraArgs": FLAGS}]}
 
 
@@ -81,7 +81,7 @@ def test_an_earlier_release_becomes_this_one_and_lost_definitions_cost_no_data(
             define(kubeconfig)
             run_helm(helm(), "upgrade", "mesh", str(copied_chart(tmp_path)), *where, given=now)
             mesh.until(
-                lambda: all(uid(mesh, name) not in ("", before[1][name]) for name in NAMES), "anew", 200
+                lambda: all(uid(mesh, name) not in ("", before[1][name]) for name in NAMES), "anew", 400
             )
             mesh.settled(2)
         assert reader.failed == []
