@@ -209,8 +209,7 @@ def test_a_loop_is_as_far_as_what_it_has_received(
         assert 0 < told()["epochs"] <= 2 / steps < told()["epochs_requested"] == 1
         browser.show("/jobs", "article[aria-label='Loop far-ahead'] .meter")
         browser.screenshot("loop-ahead")
-        shown = browser.page.locator("article[aria-label='Loop far-ahead'] .meter").inner_text()
-        assert re.search(r"Epoch 0 (25|50).% of 32 samples, (75|50).% prefetched", shown), shown
+        await_text(browser, ".meter", r"Epoch 0 (25|50).% of 32 samples, (75|50).% prefetched")
         earlier = {LOADER_REPORT_HEADER: "name=earlier;samples=8;waited=0.000;seconds=1.000"}  # no position
         asked = Request("GET", f"/-/plans/{loader.plan.hash}/0/2", f"batch={BATCH}", earlier)
         loader.dataset.client.transport.call(asked, lambda response: response.read(), 60)
@@ -219,11 +218,16 @@ def test_a_loop_is_as_far_as_what_it_has_received(
         browser.page.wait_for_selector(
             "article[aria-label='Loop far-ahead'] >> text=Dataset: s3://photos, ops: decode → "
         )
-        facts = browser.page.locator("article[aria-label='Loop far-ahead'] dl").inner_text()
+        await_text(browser, "dl", r"CPU per sample\s+[0-9.]+ ms\s+Read time per sample\s+[0-9.]+ ms")
+        await_text(browser, "dl", r"Shared batches\s+[0-9.]+.%")
         assert browser.page.locator("article[aria-label='Loop far-ahead'] >> text=User: root").count() == 1
         assert browser.violations() == []
-        assert re.search(r"CPU per sample\s+[0-9.]+ ms\s+Read time per sample\s+[0-9.]+ ms", facts), facts
-        assert re.search(r"Shared batches\s+[0-9.]+.%", facts), facts
+
+
+def await_text(browser: Browser, part: str, expected: str) -> None:
+    """Wait until the page, which looks at the nodes again and again, says so of the loop."""
+    said = browser.page.locator(f"article[aria-label='Loop far-ahead'] {part}").inner_text
+    await_true(lambda: re.search(expected, said()), told=said)
 
 
 def drawn_corners(daemon: Daemon, plan: str, step: int, row: int) -> Any:
