@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -338,15 +339,19 @@ class DiskObjectWriter:
         name = self._key if self._upload is None else f"{self._key}\0{self._number}"
         order, file = resources.disks.placement_order(self._bucket, name), await resources.next_file_id()
         made: list[LargeObjectFile] = []
+        abandoned = threading.Event()
 
         def create() -> None:
             made.append(resources.create_draft(order, file, self._declared, self._bucket))
+            if abandoned.is_set():  # the event loop may have ended
+                _discard(made)
 
         opening = asyncio.create_task(resources.run_blocking(create))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
             self._pending_write = opening
+            abandoned.set()
             opening.add_done_callback(lambda _: _discard(made))
             raise
         self._large_file = made[0]
@@ -364,5 +369,7 @@ def _discard_after(pending_write: asyncio.Task[None] | None, large_file: LargeOb
 
 
 def _discard(files: list[LargeObjectFile]) -> None:
-    for large_file in files:
-        large_file.discard()
+    """Discards these files, each once, whoever calls at the same time."""
+    with suppress(IndexError):
+        while True:
+            files.pop().discard()

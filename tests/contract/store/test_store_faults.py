@@ -15,6 +15,7 @@ import pytest
 
 from meshd.config import StoreSettings
 from meshd.store.disks.layout import has_free_space
+from meshd.store.engine.data_files import LargeObjectFile
 from meshd.store.engine.packs import PACKED
 from meshd.store.errors import (
     CorruptExtentError,
@@ -188,6 +189,36 @@ def test_cancelled_writers_leave_nothing(settings: StoreSettings) -> None:
 
     run(settings, doing)
     gc.collect()
+
+
+def test_a_draft_that_is_created_after_its_event_loop_has_ended_is_removed(
+    settings: StoreSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, reserve, drafts = (
+        threading.Event(),
+        threading.Event(),
+        LargeObjectFile.reserve,
+        list[Path](),
+    )
+
+    def pause(draft: LargeObjectFile, size: int) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_TIMEOUT)
+        reserve(draft, size)
+        drafts.append(Path(draft._draft))
+        assert drafts[0].exists()
+
+    async def doing(store: Store) -> None:
+        writing = asyncio.create_task(store.writer("b", "k", size=None).write(bytes(2 << 20)))
+        await asyncio.to_thread(begun.wait, WAIT_TIMEOUT)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+    monkeypatch.setattr(LargeObjectFile, "reserve", pause)
+    with opened(settings) as store:
+        asyncio.run(doing(store))
+        go_on.set()
+    assert [draft.exists() for draft in drafts] == [False]
 
 
 @pytest.mark.parametrize("how", ["dropped", "aborted twice"])
