@@ -369,7 +369,7 @@ def _discard_after(pending_write: asyncio.Task[None] | None, large_file: LargeOb
 
 
 def _discard(files: list[LargeObjectFile]) -> None:
-    """Discards these files, each once, whoever calls at the same time."""
+    """Discards these files, each once, even if a thread and the event loop do so at the same time."""
     with suppress(IndexError):
         while True:
             files.pop().discard()
