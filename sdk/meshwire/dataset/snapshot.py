@@ -248,10 +248,8 @@ class Snapshot:
         names: StringColumn | None,
     ) -> Snapshot:
         """Build a snapshot from columns made by this process, and compute its hash."""
-        document, digest = (
-            _document(source, kind, objects, shard_starts, fields, specs, names),
-            hashlib.sha256(),
-        )
+        document = _document(source, kind, objects, shard_starts, fields, specs, names)
+        digest = hashlib.sha256()
         for piece in document:
             digest.update(piece)
         samples = int(shard_starts[-1])
