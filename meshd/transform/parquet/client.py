@@ -15,7 +15,7 @@ from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD,
 from meshd.transform.parquet.reader_template import TemplateEndedError, start_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from meshd.transform.parquet.reader_template import Reader
 
@@ -46,7 +46,7 @@ def parquet_rows(
     kind: str = "rows",
     memory: int = MEMORY,
     silent: float = SILENT_SECONDS,
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Yield the copy of a file of `size` bytes, as defined in `meshwire.formats.parquet_rows`; for the kind
     "table" (Parquet or Arrow IPC) in `table_rows`, and for "table-3" that of some slices; as JSON for
     "preview" (`row_preview`), and for "statistics" those of its row groups (`group_statistics`).

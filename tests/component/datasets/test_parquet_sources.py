@@ -262,7 +262,7 @@ def test_a_small_file_that_grows_without_end_is_stopped() -> None:
         if taken > 3_000_000:
             break
     assert readers()
-    rows.close()  # type: ignore[attr-defined]  # a generator; its process ends with it
+    rows.close()  # a generator; its process ends with it
     assert not readers()
     with pytest.raises(ParquetError, match="memory"):
         read(written(pa.table({"x": ["z" * 60_000_000]})), memory=64 << 20)
@@ -367,7 +367,7 @@ def test_a_template_that_hangs_is_replaced_and_ends_with_its_readers(monkeypatch
     pieces = parquet_rows(lambda offset, length: whole[offset : offset + length], len(whole))
     assert next(pieces) == first_piece
     psutil.Process(second).suspend()
-    pieces.close()  # type: ignore[attr-defined]  # a generator; the template does not end its process
+    pieces.close()  # the template does not end its process
     assert not psutil.pid_exists(second)
     assert read(whole) == expected
 
