@@ -168,9 +168,11 @@ def load_modules(place: Path) -> dict[str, str]:
     settings = load_settings({"data_dir": str(place)})
     settings.metrics_dir.mkdir(parents=True)
     set_environment(settings, os.environ)
+    import meshd.cli.fsck
     import meshd.cli.serve
     import meshd.process.serve  # noqa: F401
 
+    "localhost".encode("idna")  # as each process does that connects somewhere; it loads tables
     gc.collect()
     gc.freeze()  # the collector of a node that looked through it would copy it
     return {name: value for name, value in os.environ.items() if name not in before}

@@ -75,7 +75,9 @@ class _Rank:
             at_end = np.isin(refused, some)
             lost.append(refused[at_end])
             left = np.union1d(left, refused[~at_end])
-        self._crowd_in(np.unique(np.concatenate([left, *lost])))
+        without = np.zeros(self._slots, np.bool_)  # `unique` would load numpy's masked arrays, at each start
+        without[np.concatenate([left, *lost])] = True
+        self._crowd_in(np.flatnonzero(without))
         return self._chosen
 
     def _least_crowds(self, zones: int) -> Integers:
