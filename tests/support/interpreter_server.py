@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib
 import importlib.util
 import os
 import runpy
@@ -21,7 +22,7 @@ import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 
@@ -31,11 +32,16 @@ from tests.support.fork_server_main import NodeForker, renew_shared_memory
 if TYPE_CHECKING:
     from tests.support.fork_server_main import Request
 
+_LATER: Final = {"torch": ("torch._dynamo",)}
+"""What programs that have loaded a library load when they first use it: torch's optimizers do."""
+
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asks decides
     requests, life = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     pytest.main(["--collect-only", "-qqq", "-p", "no:cacheprovider", *sys.argv[3:]])
+    for name in [name for library, names in _LATER.items() if library in sys.modules for name in names]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     request = NodeForker(requests, life, kept=False).run()
@@ -89,6 +95,10 @@ def _flush() -> None:
 
 
 def _execute(name: str, *words: str) -> None:
+    if name == "torchrun":
+        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+        dynamic_rendezvous.get_method_name = _name_of_caller
     if name != "python":
         sys.argv = [str(Path(sys.executable).with_name(name)), *words]
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -110,6 +120,12 @@ def _execute(name: str, *words: str) -> None:
         sys.argv = list(words)
         sys.path.insert(0, str(Path(what).absolute().parent))
         runpy.run_path(what, run_name="__main__")
+
+
+def _name_of_caller(depth: int = 2) -> str:
+    """As torch's, which for the name of an event looks up the source lines of its whole stack, twice, each in
+    all modules that are loaded: here these are thousands."""
+    return sys._getframe(depth).f_code.co_name
 
 
 if __name__ == "__main__":
