@@ -21,7 +21,7 @@ from meshd.util.shared_counters import NICE_FAILPOINT
 from tests.support import cpu_report, fresh_fixtures, sampling, scheduling
 from tests.support.daemon_cluster import running_nodes
 from tests.support.daemons import Daemon, live_daemons, with_failpoints
-from tests.support.fork_server import ForkServers, forked_from
+from tests.support.fork_server import PLACES, ForkServers, NodeTemplates, forked_from
 from tests.support.interpreters import InterpreterServer, python
 from tests.support.one_node import one_node
 
@@ -58,7 +58,13 @@ def _forked_nodes() -> Iterator[None]:
     """Nodes are forked from a process that has loaded all modules, but where a test says otherwise. What
     moves their data gives way to their clients by its pauses, not to whatever other tests run: put behind all
     of these, with niceness, it came to nothing for minutes."""
-    with _servers, forked_from(_servers), with_failpoints(f"{NICE_FAILPOINT}=error"):
+    with (
+        _servers,
+        forked_from(_servers),
+        with_failpoints(f"{NICE_FAILPOINT}=error"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv(PLACES, os.pathsep.join(map(str, _servers.places)))
         yield
 
 
@@ -150,7 +156,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fresh_fixtures)
-    cpu_report.switch_on(config)
+    cpu_report.switch_on(config, lambda: _servers.pids)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -200,9 +206,10 @@ def pytest_collection() -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Processes that run tests are forked from one that has collected them."""
-    server = InterpreterServer(config.args)
-    config.add_cleanup(server.close)
+    """Processes that run tests are forked from one that has collected them; those that nodes are forked from,
+    from one of two."""
+    for started in (InterpreterServer(config.args), NodeTemplates()):
+        config.add_cleanup(started.close)
     for spec in specs:
         if spec.popen:
             spec.python = shlex.quote(python())

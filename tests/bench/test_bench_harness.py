@@ -48,6 +48,7 @@ from bench.rows import QUICK, store_rows
 from bench.servers import SERVERS, Server
 from bench.store_timing import requests_of
 from bench.timing import Pass, time_import, time_pass
+from tests.support.fork_server import PLACES
 from tests.support.interpreters import python
 from tests.support.required import require_etcd
 
@@ -67,7 +68,9 @@ def row(*figures: Figure, name: str = "get-10k", **skipped: str) -> RowResult:
 
 
 def quick_rows(scratch: Path, *names: str, interpreter: str | None = None) -> dict[str, RowResult]:
-    """Measure rows at toy size in a process of their own, and return what it kept. Nothing is installed."""
+    """Measure rows at toy size in a process of their own, and return what it kept. Nothing is installed.
+    With an interpreter that is executed, nodes are executed, too."""
+    env = os.environ | {"BENCH_INSTALL": "0"} | ({PLACES: ""} if interpreter else {})
     argv = [interpreter or python(), "-m", "bench", "--quick", "--only", ",".join(names)]
     done = subprocess.run(
         [*argv, "--scratch", str(scratch)],
@@ -76,7 +79,7 @@ def quick_rows(scratch: Path, *names: str, interpreter: str | None = None) -> di
         text=True,
         check=False,
         timeout=PATIENCE,
-        env={**os.environ, "BENCH_INSTALL": "0"},
+        env=env,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return load(scratch / "quick")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 PLACE: Final = "MESH_TEST_CPU_REPORT"
 """Names the report's file to the programs that tests run."""
@@ -65,11 +65,12 @@ def write_own() -> None:
 
 
 class CpuReport:
-    """The plugin, in each process that runs tests."""
+    """The plugin, in each process that runs tests. `others`: what it uses and is no process below it."""
 
-    def __init__(self, file: str) -> None:
-        self._file = file
-        self._before = cpu_below(os.getpid())
+    def __init__(self, file: str, others: Callable[[], Iterable[int]]) -> None:
+        self._file, self._others = file, others
+        self._used = dict[int, float]()
+        self._before = self._now()
         write(file, "(collection)", self._before)
 
     def __repr__(self) -> str:
@@ -78,23 +79,30 @@ class CpuReport:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         result = yield
-        now = cpu_below(os.getpid())
+        now = self._now()
         write(self._file, item.nodeid, now - self._before)
         self._before = now
         return result
 
     def pytest_sessionfinish(self) -> None:
-        write(self._file, "(end)", cpu_below(os.getpid()) - self._before)
+        write(self._file, "(end)", self._now() - self._before)
+
+    def _now(self) -> float:
+        """Of one that has ended, what it had used before."""
+        for pid in (os.getpid(), *self._others()):
+            if used := cpu_below(pid):
+                self._used[pid] = used
+        return sum(self._used.values())
 
 
-def switch_on(config: pytest.Config) -> None:
+def switch_on(config: pytest.Config, others: Callable[[], Iterable[int]]) -> None:
     """If the option was given: where tests are run, and in the environment of what they run."""
     file = config.getoption("cpu_report")
     if not file:
         return
     os.environ[PLACE] = file = str(Path(file).resolve())
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
-        config.pluginmanager.register(CpuReport(file))
+        config.pluginmanager.register(CpuReport(file, others))
 
 
 def main(file: str, rows: str = "40") -> None:

@@ -5,31 +5,40 @@ turns, so that the nodes of one cluster do not all hash strings alike.
 
     with ForkServers() as servers, forked_from(servers):
         Daemon.start()
+
+Where several processes run tests (`-n`), their servers are forked, too: from two that have loaded the modules
+once for all (`NodeTemplates`). Programs that tests run, as a benchmark, find the servers of the process that
+runs the test, and have their nodes forked from these.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol, Self
 
-from tests.support.fork_server_main import MAX_REQUEST
+from tests.support.fork_server_main import FORK_SERVER, MAX_REQUEST, REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 SERVERS: Final = 2
+TEMPLATES: Final = "MESH_TEST_NODE_TEMPLATES"
+"""Names the folders of the processes that servers are forked from; without it they are executed."""
+PLACES: Final = "MESH_TEST_FORK_SERVERS"
+"""Names the folders of the servers that the programs of a test use."""
 _PATIENCE: Final = 60.0
-_used: list[ForkServers] = []
+_used: list[ForkServers | None] = []
 
 
 class Process(Protocol):
@@ -57,7 +66,7 @@ class Process(Protocol):
 def forked_from(servers: ForkServers | None) -> Iterator[None]:
     """Meanwhile what is launched is forked from these (None: executed)."""
     before = _used[:]
-    _used[:] = [servers] if servers is not None else []
+    _used[:] = [servers]
     try:
         yield
     finally:
@@ -76,8 +85,11 @@ def launch(
     """`python -m meshd` with these arguments in this environment and folder (default: this process's), its
     output a file or else a pipe; forked where servers are used. `namespace`: the file of the network
     namespace it runs in (default: this process's)."""
-    if _used:
-        return _used[0].start(arguments, env, stderr, stdout, folder, namespace)
+    servers = _used[0] if _used else None
+    if servers is not None:
+        return servers.start(arguments, env, stderr, stdout, folder, namespace)
+    if not _used and (places := [each for each in folders(PLACES) if (each / REQUESTS).exists()]):
+        return ask(secrets.choice(places), arguments, env, stderr, stdout, folder, namespace)
     prefix = ("nsenter", f"--net={namespace}") if namespace else ()
     return execute(arguments, env, stderr, stdout=stdout, folder=folder, prefix=prefix)
 
@@ -178,53 +190,89 @@ class ForkedProcess:
         return int(line)
 
 
-class _ForkServer:
-    """One process to fork from."""
+def folders(variable: str) -> list[Path]:
+    """Those that a variable names."""
+    return [Path(each) for each in os.environ.get(variable, "").split(os.pathsep) if each]
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._place = tempfile.TemporaryDirectory(prefix="meshd-forkserver-")
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = (
-            "-m",
-            "tests.support.fork_server_main",
-            str(theirs.fileno()),
-            str(Path(self._place.name) / "data"),
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, *words],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env=dict(env),
-        )
+
+def ask(
+    place: Path,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    stderr: IO[bytes],
+    stdout: IO[bytes] | None = None,
+    folder: Path | None = None,
+    namespace: str = "",
+    more: Sequence[socket.socket] = (),
+) -> ForkedProcess:
+    """Have a node forked by the server whose folder this is; `more`: what a fork server has besides."""
+    asked = {"arguments": list(arguments), "environment": dict(env), "namespace": namespace}
+    asked["folder"] = str(folder or Path.cwd())
+    text = json.dumps(asked).encode()
+    assert len(text) <= MAX_REQUEST, "the environment is too large"
+    mine, theirs = socket.socketpair()
+    output, printed = os.pipe() if stdout is None else (None, os.dup(stdout.fileno()))
+    files = [printed, stderr.fileno(), theirs.fileno(), *(each.fileno() for each in more)]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as requests:
+            requests.connect(str(place / REQUESTS))
+            socket.send_fds(requests, [text], files)
+    finally:
         theirs.close()
+        os.close(printed)
+    return ForkedProcess(arguments, output, mine)
 
-    def start(
-        self,
-        arguments: Sequence[str],
-        env: Mapping[str, str],
-        stderr: IO[bytes],
-        stdout: IO[bytes] | None,
-        folder: Path | None,
-        namespace: str,
-    ) -> ForkedProcess:
-        asked = {"arguments": list(arguments), "environment": dict(env), "namespace": namespace}
-        asked["folder"] = str(folder or Path.cwd())
-        text = json.dumps(asked).encode()
-        assert len(text) <= MAX_REQUEST, "the environment is too large"
-        mine, theirs = socket.socketpair()
-        output, printed = os.pipe() if stdout is None else (None, os.dup(stdout.fileno()))
-        try:
-            socket.send_fds(self._requests, [text], [printed, stderr.fileno(), theirs.fileno()])
-        finally:
-            theirs.close()
-            os.close(printed)
-        return ForkedProcess(arguments, output, mine)
+
+class _ForkServer:
+    """One process to fork from, until it is closed or this process ends. With a template (its folder) it is
+    forked from that."""
+
+    def __init__(self, place: Path, env: Mapping[str, str], template: Path | None = None) -> None:
+        self.place = place
+        place.mkdir()
+        requests = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        requests.bind(str(place / REQUESTS))  # what is asked before there is a process waits
+        self._life, theirs = socket.socketpair()
+        self.process: Process
+        with requests, theirs, open(os.devnull, "wb") as nothing, open(2, "wb", closefd=False) as errors:
+            if template is not None:
+                more = (requests, theirs)
+                self.process = ask(template, [FORK_SERVER], env, errors, nothing, more=more)
+                return
+            numbers = [requests.fileno(), theirs.fileno()]
+            words = ["-m", "tests.support.fork_server_main", *map(str, numbers), str(place / "data")]
+            self.process = subprocess.Popen(
+                [sys.executable, *words],
+                pass_fds=numbers,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=dict(env),
+            )
 
     def close(self) -> None:
-        self._requests.shutdown(socket.SHUT_RDWR)  # whoever else was forked from here may have it open
-        self._requests.close()
+        self._life.shutdown(socket.SHUT_RDWR)  # whoever else was forked from here may have it open
+        self._life.close()
         self.process.wait(_PATIENCE)
+
+
+class NodeTemplates:
+    """Processes that fork servers are forked from, by all processes that inherit this one's environment,
+    until they are closed. Can be asked at once: they answer when they have loaded all modules."""
+
+    def __init__(self) -> None:
+        self._place = tempfile.TemporaryDirectory(prefix="meshd-templates-")
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
+        self._servers = [_ForkServer(Path(self._place.name, str(n)), env) for n in range(SERVERS)]
+        os.environ[TEMPLATES] = os.pathsep.join(str(server.place) for server in self._servers)
+
+    def __repr__(self) -> str:
+        return f"<NodeTemplates {self._place.name}>"
+
+    def close(self) -> None:
+        """End them."""
+        os.environ.pop(TEMPLATES, None)
+        for server in self._servers:
+            server.close()
         self._place.cleanup()
 
 
@@ -233,6 +281,9 @@ class ForkServers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._ends = ExitStack()
+        self.places = list[Path]()
+        """Their folders: what `PLACES` names."""
         self._servers = list[_ForkServer]()
         self._turns = cycle(range(SERVERS))
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("MESHD_")}
@@ -241,12 +292,15 @@ class ForkServers:
         return f"<ForkServers {sorted(self.pids)}>"
 
     def __enter__(self) -> Self:
+        place = self._ends.enter_context(tempfile.TemporaryDirectory(prefix="meshd-forkservers-"))
+        self.places = [Path(place, str(number)) for number in range(SERVERS)]
         return self
 
     def __exit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        self._ends.close()
 
     @property
     def pids(self) -> set[int]:
@@ -266,6 +320,8 @@ class ForkServers:
         with self._lock:
             turn = next(self._turns)
             if turn == len(self._servers):
-                self._servers.append(_ForkServer(self._env))
-            server = self._servers[turn]
-        return server.start(arguments, env, stderr, stdout, folder, namespace)
+                templates = folders(TEMPLATES)
+                template = templates[turn] if turn < len(templates) else None
+                self._servers.append(_ForkServer(self.places[turn], self._env, template))
+            place = self.places[turn]
+        return ask(place, arguments, env, stderr, stdout, folder, namespace)

@@ -4,7 +4,10 @@ Law: one thread, no event loop, no store. A forked node behaves like an executed
 environment, output and folder, shares memory only with its own processes, and modules that read the
 environment at import time read it again.
 
-    python -m tests.support.fork_server_main FD DIR   # FD: request socket; DIR: scratch folder
+A node that is asked for with the one argument `FORK_SERVER` is another fork server, with the socket of its
+requests, and one that closes when it is to end.
+
+    python -m tests.support.fork_server_main REQUESTS LIFE DIR   # numbers of two sockets; a scratch folder
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 MAX_REQUEST: Final = 128 << 10
 """Bytes of a request, at most."""
+FORK_SERVER: Final = "fork-server"
+REQUESTS: Final = "requests"
+"""The name of the socket that a fork server is asked by, in its folder."""
 _MAP_FIXED: Final = 0x10
 _CLONE_NEWNET: Final = 0x40000000
 _SHARED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .* /dev/zero \(deleted\)$", re.MULTILINE)
@@ -39,7 +45,8 @@ _SHARED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-s .* /dev/zero \(delet
 @dataclass(frozen=True, slots=True)
 class Request:
     """A node to be: its arguments, its whole environment, the folder it is started in, where it prints and
-    reads (-1: nothing), the network namespace it runs in (its file; "" for this one)."""
+    reads (-1: nothing), the network namespace it runs in (its file; "" for this one). A fork server reads
+    requests, until `life` has no other end."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -48,6 +55,7 @@ class Request:
     stderr: int
     stdin: int = -1
     namespace: str = ""
+    life: int = -1
 
 
 @dataclass(slots=True)
@@ -87,7 +95,7 @@ class NodeForker:
                     continue
                 if key.fileobj is self._life:
                     return None
-                text, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST, 4)
+                text, files, _, _ = socket.recv_fds(self._requests, MAX_REQUEST, 5)
                 if not text:
                     return None
                 request = self._fork(json.loads(text), *files)
@@ -95,15 +103,15 @@ class NodeForker:
                     return request
 
     def _fork(
-        self, asked: dict[str, Any], stdout: int, stderr: int, owner: int, stdin: int = -1
+        self, asked: dict[str, Any], stdout: int, stderr: int, owner: int, stdin: int = -1, life: int = -1
     ) -> Request | None:
         pid = os.fork()
         if pid == 0:
             self._leave(owner)
             if not self._kept:
                 os.setsid()
-            return Request(**asked, stdout=stdout, stderr=stderr, stdin=stdin)
-        for file in (stdout, stderr, stdin):
+            return Request(**asked, stdout=stdout, stderr=stderr, stdin=stdin, life=life)
+        for file in (stdout, stderr, stdin, life):
             if file >= 0:
                 os.close(file)
         told = socket.socket(fileno=owner)
@@ -218,12 +226,19 @@ def renew_shared_memory() -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asks decides
-    requests, place = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
-    loaded = load_modules(place)
-    request = NodeForker(requests).run()
-    if request is not None:
+    requests, life = int(sys.argv[1]), int(sys.argv[2])
+    loaded = load_modules(Path(sys.argv[3]))
+    while (request := _next_node(requests, life)) is not None:
         apply_request(request, loaded)
-        run_node(request.arguments)
+        if list(request.arguments) != [FORK_SERVER]:
+            run_node(request.arguments)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        requests, life = request.stdin, request.life
+    os._exit(0)  # modules that are taken apart are first copied
+
+
+def _next_node(requests: int, life: int) -> Request | None:
+    return NodeForker(socket.socket(fileno=requests), socket.socket(fileno=life)).run()
 
 
 def run_node(arguments: Sequence[str]) -> NoReturn:
