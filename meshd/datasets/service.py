@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from meshd.core.api_errors import BatchError, in_progress
+from meshd.core.listing_columns import ListingColumns
 from meshd.datasets.derived_snapshots import DerivedSnapshots, parse_derivation
 from meshd.datasets.listing_updates import ListingUpdates
 from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
@@ -19,6 +20,7 @@ from meshd.datasets.snapshot_build_cache import BuildResults, request_name, resu
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
 from meshd.datasets.source_files import named_files, scanned_files
+from meshd.datasets.source_listings import SourceListings, rows_of
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.telemetry import metrics
@@ -41,7 +43,7 @@ from meshwire.strict_json import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
@@ -85,7 +87,6 @@ _ABSENT = {
     "parquet": "Parquet file in {source}; expected names that end in .parquet or .pq",
 }
 """What is said of a source without a file of its kind."""
-_PAGE = 1000
 _DEFAULTS = TableOptions()
 _TABLE_OPTIONS = ("filter", "masks", "ids", "files")
 _MAX_FILES = 20_000
@@ -131,6 +132,7 @@ class DatasetService:
         self.tables = TableFiles(store, catalog, archives, objects, self._capacity)
         self._long: LongRunningCalls[None] = LongRunningCalls("datasets")
         self._results = BuildResults(catalog)
+        self._listings = SourceListings(store, objects, self._capacity)
         self._updates = ListingUpdates(store, catalog, self._results, objects)
         self._listed: tuple[str, object] = "", None
 
@@ -184,12 +186,15 @@ class DatasetService:
                 await self._results.record_listing(request, began, update.name)
         metrics.sources_opened.labels(how if found else "listed").inc()
         if found is None:
-            entries, listed = await self._list(source)
-            began = began if listed is None else listed
-            listing = named_files(entries, source, options.files)
-            scanned = [key for key, _ in scanned_files(listing, kind, fields)]
-            await self._readers.require_keys(caller, source.bucket, scanned)
-            name = await asyncio.to_thread(result_name, request, listing)
+            listing: Sequence[tuple[str, Record]] | ListingColumns | None
+            listing = await self._listings.plain_objects(source, kind)
+            if listing is None:
+                entries, listed = await self._listings.records(source)
+                began = began if listed is None else listed
+                listing = named_files(entries, source, options.files)
+                scanned = [key for key, _ in scanned_files(listing, kind, fields)]
+                await self._readers.require_keys(caller, source.bucket, scanned)
+            name = await asyncio.to_thread(result_name, request, rows_of(listing))
             found = self._results.find(name)
             if found is None:
                 built = await self._build(listing, source, kind, fields, options)
@@ -211,7 +216,9 @@ class DatasetService:
         checked_object(document, "", ("source", "kind"))
         source = parse_source(required_field(document, "source", ""))
         self._readers.require_listing(caller, source)
-        return await read_prepared((await self._list(source))[0], source, self._objects, self._capacity)
+        return await read_prepared(
+            (await self._listings.records(source))[0], source, self._objects, self._capacity
+        )
 
     async def _registered(
         self, caller: Caller, built: SnapshotBuild, births: Callable[[Iterable[str]], BucketIncarnations]
@@ -263,11 +270,7 @@ class DatasetService:
         For views, which authorize their readers themselves. Nothing is stored. Raises as `create_snapshot`
         does, and PlanError.
         """
-        listing = (
-            await asyncio.to_thread(lambda: list(self._entries(source)))
-            if self._objects.single_node
-            else await self._objects.list_entries(source.bucket, source.prefix)
-        )
+        listing, _ = await self._listings.records(source)
         newest = max((record.modified for _, record in listing), default=0)
         built, made_of = await self._built(listing, source, kind, fields), _paged_kind(kind)
         paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
@@ -283,12 +286,14 @@ class DatasetService:
 
     async def _build(
         self,
-        listing: Sequence[tuple[str, Record]],
+        listing: Sequence[tuple[str, Record]] | ListingColumns,
         source: Source,
         kind: Kind,
         fields: Mapping[str, FieldSpec],
         options: TableOptions = _DEFAULTS,
     ) -> SnapshotBuild:
+        if isinstance(listing, ListingColumns):
+            return await asyncio.to_thread(build_from_objects, listing, source=source, fields=fields)
         scanned = scanned_files(listing, kind, fields)
         if kind in _READ_THROUGH and scanned:
             await self._patiently(listing, source, kind, fields, options)
@@ -352,8 +357,7 @@ class DatasetService:
                 fields=fields,
                 open_page=self.pages.open_page,
             )
-        objects = [(key, record.etag, record.size) for key, record in listing]
-        return await asyncio.to_thread(build_from_objects, objects, source=source, fields=fields)
+        return await asyncio.to_thread(build_from_objects, rows_of(listing), source=source, fields=fields)
 
     async def _page_facts(
         self,
@@ -380,26 +384,6 @@ class DatasetService:
         made_of = _paged_kind(kind) or "tar"
         parts = PageParts.of_fields(made_of, fields)
         return await self.pages.read_facts(scanned, source, made_of, parts, last, progress, beside)
-
-    def _entries(self, source: Source) -> Iterator[tuple[str, Record]]:
-        after, more = "", True
-        while more:
-            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
-            yield from page.entries
-            after, more = page.next_after, page.truncated
-
-    async def _list(self, source: Source) -> tuple[list[tuple[str, Record]], object | None]:
-        """Return the objects of a source, and which listing of an origin they are of."""
-        if not self._objects.single_node:
-            return await self._objects.list_revision(source.bucket, source.prefix)
-        found, after = list[tuple[str, "Record"]](), ""
-        while True:
-            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
-            found += page.entries
-            if not page.truncated:
-                return found, None
-            after = page.next_after
-            await asyncio.sleep(0)  # give other requests a turn between pages
 
 
 def _paged_kind(kind: Kind) -> SnapshotKind | None:

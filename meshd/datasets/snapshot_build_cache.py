@@ -23,10 +23,9 @@ from meshwire.dataset.fields import fields_document
 from meshwire.strict_json import canonical_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from meshd.core.document_store import DocumentStore
-    from meshd.store.records import Record
     from meshwire.dataset.fields import FieldSpec, Source
 
 _FORM: Final = 6
@@ -51,11 +50,12 @@ def request_name(
     return hashlib.sha256(canonical_json(asked)).hexdigest()
 
 
-def result_name(request: str, listing: Sequence[tuple[str, Record]]) -> str:
-    """Return the key of the result of a request for a source with this listing. About 0.5 µs an object."""
+def result_name(request: str, listing: Iterable[tuple[str, str, int]]) -> str:
+    """Return the key of the result of a request for a source with this listing: (key, ETag, size) of each
+    object. About 0.5 µs an object."""
     digest = hashlib.sha256(request.encode())
-    for key, record in listing:
-        digest.update(f"\n{len(key)} {key} {record.etag} {record.size}".encode())
+    for key, etag, size in listing:
+        digest.update(f"\n{len(key)} {key} {etag} {size}".encode())
     return f"{RESULTS_PREFIX}{digest.hexdigest()}"
 
 

@@ -17,6 +17,8 @@ SAMPLE_BYTES: Final = 96
 """Bytes of memory per sample while its snapshot is created, without its fields."""
 FIELD_BYTES: Final = 64
 """Bytes of memory per field of a sample."""
+LISTED_BYTES: Final = 300
+"""Bytes of memory per object of a source while it is listed and its snapshot created."""
 _SHARE: Final = 2  # a snapshot may take one of so many parts of the free memory
 
 
@@ -42,4 +44,16 @@ class SnapshotCapacity:
                 "TooLarge",
                 f"{source} has at least {samples} samples; the free memory of this node is enough for {most}",
                 help="split the source into several folders, or use a node with more memory",
+            )
+
+    def require_room_to_list(self, objects: int, source: object) -> None:
+        """Raises BatchError TooLarge if the objects of a source do not fit."""
+        free = self._free()
+        if free is not None and objects * LISTED_BYTES > free // _SHARE:
+            raise BatchError(
+                "TooLarge",
+                f"{source} has at least {objects} objects; the free memory of this node is enough for "
+                f"{free // _SHARE // LISTED_BYTES}",
+                help="split the source into several folders, pack its objects into shards (mesh shard), or "
+                "use a node with more memory",
             )

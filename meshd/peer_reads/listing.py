@@ -14,6 +14,7 @@ import msgspec
 
 from meshd.core import peer_messages
 from meshd.core.api_errors import busy, store_errors
+from meshd.core.listing_columns import ListingColumns
 from meshd.errors import MeshdError
 from meshd.peer_reads import listing_merge
 from meshd.rpc.http_connection import PeerUnreachableError
@@ -24,9 +25,10 @@ from meshwire.cluster import routes, slot_of
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.peer_messages import RemoteRecord
     from meshd.peer_reads.listing_merge import Item, Marker, PageSource
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerClient
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+KeyFilter = Callable[[list[str]], bool]
+"""Whether the objects of a page, by their keys, may all be in the listing."""
 _ATTEMPTS: Final = 5
 _NEWER_MAP_WAIT_S: Final = 2.0
 """Seconds to wait for a newer map when another node has one."""
@@ -57,6 +61,37 @@ class ObjectListings:
         pages = await self._all(bucket, lambda node, version: self._listed(node, bucket, prefix, version))
         found = [entry for page in pages for entry in page]
         found.sort(key=lambda entry: entry[0].encode())
+        return found
+
+    async def list_columns(self, bucket: str, prefix: str, wanted: KeyFilter) -> ListingColumns | None:
+        """Return the objects under a prefix in columns; see `RemoteObjects.list_columns`."""
+        if self._mesh.single_node:
+            return await self._own_columns(bucket, prefix, wanted)
+        nodes = await self._all(
+            bucket, lambda node, version: self._listed_columns(node, bucket, prefix, version, wanted)
+        )
+        columns = [each for each in nodes if each is not None]
+        return None if len(columns) < len(nodes) else await asyncio.to_thread(ListingColumns.merged, columns)
+
+    async def _own_columns(self, bucket: str, prefix: str, wanted: KeyFilter) -> ListingColumns | None:
+        found, after, more = ListingColumns(), "", True
+        while more:
+            page = self._store.list_entries(bucket, prefix=prefix, after=after)
+            if not wanted([entry.key for entry in page.entries]):
+                return None
+            found.extend([(entry.key, entry.etag, entry.size) for entry in page.entries])
+            after, more = page.next_after, page.truncated
+            await asyncio.sleep(0)  # let other requests run between pages
+        return found
+
+    async def _listed_columns(
+        self, node: Node, bucket: str, prefix: str, version: int, wanted: KeyFilter
+    ) -> ListingColumns | None:
+        found = ListingColumns()
+        async for entries in self._pages(node, bucket, prefix, version):
+            if not wanted([key for key, _ in entries]):
+                return None
+            found.extend([(key, record.etag, record.size) for key, record in entries])
         return found
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
@@ -100,15 +135,21 @@ class ObjectListings:
 
     async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
         found: list[tuple[str, Record]] = []
+        async for entries in self._pages(node, bucket, prefix, version):
+            found += entries
+        return found
+
+    async def _pages(
+        self, node: Node, bucket: str, prefix: str, version: int
+    ) -> AsyncGenerator[Sequence[tuple[str, RemoteRecord]], None]:
         after, here = "", node.node_id == self._mesh.node_id
         while True:
-            ask = peer_messages.ListRequest(bucket, prefix, after, version)
-            page = await self._one_page(node, ask)
+            page = await self._one_page(node, peer_messages.ListRequest(bucket, prefix, after, version))
             if here:
                 await asyncio.sleep(0)  # let other requests run between pages
-            found += page.entries
+            yield page.entries
             if not page.after:
-                return found
+                return
             after = page.after
 
 

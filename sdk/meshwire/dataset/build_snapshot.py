@@ -7,6 +7,7 @@ only they used.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,11 +24,13 @@ from meshwire.dataset.snapshot import (
     ObjectTable,
     Snapshot,
 )
-from meshwire.frame.columns import StringColumn
+from meshwire.frame.string_builder import StringColumnBuilder
 from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
+
+    import numpy.typing as npt
 
     from meshwire.dataset.fields import FieldSpec, Source
     from meshwire.frame.columns import Integers
@@ -113,32 +116,35 @@ def build_from_objects(
     for a listing out of order.
     """
     place = parse_source(source) if isinstance(source, str) else source
-    grouping = _Grouping(fields)
+    grouping = _Grouping(place, fields)
     grouping.extend(listing)
-    return grouping.build(place)
+    return grouping.build()
 
 
 class _Grouping:
-    """Collects objects: for each sample, the object that holds each bytes field (−1: none yet)."""
+    """Collects objects in columns: for each sample, the object that holds each bytes field (−1: none yet).
+    An object takes about 100 bytes, however long ago its sample was complete."""
 
-    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
-        self.specs = specs
+    def __init__(self, source: Source, specs: Mapping[str, FieldSpec]) -> None:
+        self.source, self.specs = source, specs
         self.tally = _Tally()
-        self.keys: list[str] = []
-        self.etags: list[str] = []
-        self.sizes: list[int] = []
-        self.samples: dict[str, int] = {}
-        self.columns: dict[str, list[int]] = {
-            name: [] for name, spec in specs.items() if spec.kind == "bytes"
-        }
+        self.keys, self.etags = StringColumnBuilder(), StringColumnBuilder()
+        self.sizes = array("q")
+        self.first_objects = array("q")  # of each sample: its name is the stem of that key
+        self.columns = {name: array("q") for name, spec in specs.items() if spec.kind == "bytes"}
+        self.labels = _Labels(specs)
         self.users: dict[str, list[str]] = {}  # extension → fields
         for name in self.columns:
             for ext in specs[name].ext:
                 self.users.setdefault(ext, []).append(name)
 
     def extend(self, listing: Iterable[tuple[str, str, int]]) -> None:
-        # The only loop over all objects: about two microseconds each.
-        last, users, samples, columns = "", self.users, self.samples, list(self.columns.values())
+        # The only loop over all objects: two to three microseconds each.
+        last, users, columns, label = "", self.users, list(self.columns.values()), self.labels.add
+        prefix, labelled = self.source.prefix, bool(self.labels.names)
+        add_key, add_etag, add_size = self.keys.append, self.etags.append, self.sizes.append
+        stem_before, sample, samples = None, -1, 0
+        interrupted: list[tuple[str, int]] = []  # samples with objects on both sides of folders like them
         for key, etag, size in listing:
             if key <= last:
                 raise out_of_order(key)
@@ -148,16 +154,28 @@ class _Grouping:
             if names is None:
                 self.tally.count(ext)
                 continue
-            sample = samples.get(stem)
-            if sample is None:
-                sample = samples[stem] = len(samples)
-                for column in columns:
-                    column.append(-1)
+            if stem != stem_before:
+                # The objects of a sample are neighbours, except that those of the folder `a.b/` lie between
+                # `a.a` and `a.c`.
+                if stem_before is not None and key.startswith(f"{stem_before}."):
+                    interrupted.append((stem_before, sample))
+                while interrupted and not key.startswith(f"{interrupted[-1][0]}."):
+                    interrupted.pop()
+                if interrupted and interrupted[-1][0] == stem:
+                    sample = interrupted[-1][1]
+                else:
+                    sample, samples = samples, samples + 1
+                    self.first_objects.append(len(self.keys))
+                    for column in columns:
+                        column.append(-1)
+                    if labelled:
+                        label(class_name(stem, prefix))
+                stem_before = stem
             for name in names:
                 self._offer(name, sample, ext)
-            self.keys.append(key)
-            self.etags.append(etag)
-            self.sizes.append(size)
+            add_key(key)
+            add_etag(etag)
+            add_size(size)
 
     def _offer(self, name: str, sample: int, ext: str) -> None:
         """Use the object being added for a field, unless the sample has one with a preferred extension."""
@@ -169,33 +187,31 @@ class _Grouping:
                 return
         column[sample] = len(self.keys)
 
-    def build(self, source: Source) -> SnapshotBuild:
+    def _sample_name(self, sample: int) -> str:
+        return sample_key(self.keys[self.first_objects[sample]])[0]
+
+    def build(self) -> SnapshotBuild:
         columns = {name: np.array(column, dtype=np.int64) for name, column in self.columns.items()}
-        stems = list(self.samples)
-        labels = _Labels(self.specs, [class_name(stem, source.prefix) for stem in stems])
-        kept = _kept(columns, labels, stems, self.tally)
+        kept = _kept(columns, self.labels, self._sample_name, self.tally)
         if not kept.size:
-            for key in self.keys:
-                self.tally.count(sample_key(key)[1])
-            raise self.tally.empty(source, self.specs)
+            for number in range(len(self.keys)):
+                self.tally.count(sample_key(self.keys[number])[1])
+            raise self.tally.empty(self.source, self.specs)
         columns = {name: column[kept] for name, column in columns.items()}
         needed = np.zeros(len(self.keys), dtype=np.bool_)
         for column in columns.values():
             needed[column] = True
-        used = np.flatnonzero(needed)
         renumbered = np.cumsum(needed) - 1
-        sizes = np.array(self.sizes, dtype=np.int64)[used]
-        numbers = used.tolist()
-        keys = StringColumn.from_strings([self.keys[number] for number in numbers])
-        etags = StringColumn.from_strings([self.etags[number] for number in numbers])
+        sizes = np.array(self.sizes, dtype=np.int64)[needed]
+        keys, etags = self.keys.build(needed), self.etags.build(needed)
         found: dict[str, BytesColumn] = {}
         for name, column in columns.items():
             which = renumbered[column]
             found[name] = BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes[which])
         starts = np.append(np.arange(0, kept.size, SAMPLES_PER_SHARD), kept.size).astype(np.int64)
-        objects = ObjectTable(source.bucket, keys, etags, sizes)
-        fields = _ordered(self.specs, found, labels, kept)
-        snapshot = Snapshot.from_parts(str(source), "objects", objects, starts, fields, self.specs, None)
+        objects = ObjectTable(self.source.bucket, keys, etags, sizes)
+        fields = _ordered(self.specs, found, self.labels, kept)
+        snapshot = Snapshot.from_parts(str(self.source), "objects", objects, starts, fields, self.specs, None)
         return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))
 
 
@@ -209,29 +225,39 @@ def out_of_order(key: str) -> PlanError:
 class _Labels:
     """The class label of each sample, shared by all label fields because all use the same folder."""
 
-    def __init__(self, specs: Mapping[str, FieldSpec], classes: Sequence[str | None]) -> None:
+    def __init__(self, specs: Mapping[str, FieldSpec]) -> None:
         self.names = [name for name, spec in specs.items() if spec.kind == "label"]
-        self.classes = classes
-        self.lacking = np.zeros(len(classes), dtype=np.bool_)
-        if self.names:
-            self.lacking = np.fromiter((name is None for name in classes), np.bool_, len(classes))
+        self._numbers: dict[str, int] = {}
+        self._values = array("q")
+
+    def add(self, name: str | None) -> None:
+        """Add the class of the next sample; None if it has none."""
+        self._values.append(-1 if name is None else self._numbers.setdefault(name, len(self._numbers)))
+
+    @property
+    def lacking(self) -> npt.NDArray[np.bool_]:
+        """Which samples have no class: bool[samples]."""
+        return np.array(self._values, dtype=np.int64) < 0
 
     def column(self, kept: Integers) -> LabelColumn:
-        chosen = [self.classes[sample] or "" for sample in kept.tolist()]
-        classes = sorted(set(chosen))
-        number = {name: index for index, name in enumerate(classes)}
-        values = np.fromiter((number[name] for name in chosen), np.int64, len(chosen))
-        return LabelColumn(values, tuple(classes))
+        values = np.array(self._values, dtype=np.int64)[kept]
+        known = list(self._numbers)
+        used = sorted(known[number] for number in np.unique(values).tolist())
+        renumbered = np.zeros(len(known), dtype=np.int64)
+        renumbered[[self._numbers[name] for name in used]] = np.arange(len(used))
+        return LabelColumn(renumbered[values], tuple(used))
 
 
-def _kept(columns: Mapping[str, Integers], labels: _Labels, names: Sequence[str], tally: _Tally) -> Integers:
+def _kept(
+    columns: Mapping[str, Integers], labels: _Labels, name_of: Callable[[int], str], tally: _Tally
+) -> Integers:
     """Return the samples that have every field, and count the others."""
     lacking = {name: column < 0 for name, column in columns.items()}
-    lacking.update(dict.fromkeys(labels.names, labels.lacking))
+    lacking.update({name: labels.lacking for name in labels.names})
     any_lacking = np.logical_or.reduce(list(lacking.values()))
     skipped = np.flatnonzero(any_lacking)
     for sample in skipped[:_EXAMPLES].tolist():
-        tally.skip(names[sample], [name for name, mask in lacking.items() if mask[sample]])
+        tally.skip(name_of(sample), [name for name, mask in lacking.items() if mask[sample]])
     tally.skipped += max(0, skipped.size - _EXAMPLES)
     kept = np.flatnonzero(~any_lacking)
     if kept.size > MAX_SAMPLES:
@@ -242,5 +268,5 @@ def _kept(columns: Mapping[str, Integers], labels: _Labels, names: Sequence[str]
 def _ordered(
     specs: Mapping[str, FieldSpec], found: Mapping[str, BytesColumn], labels: _Labels, kept: Integers
 ) -> Columns:
-    label = labels.column(kept)
-    return {name: found.get(name, label) for name in specs}
+    label = labels.column(kept) if labels.names else None
+    return {name: found[name] if label is None else found.get(name, label) for name in specs}

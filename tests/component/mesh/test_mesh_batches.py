@@ -414,13 +414,13 @@ def test_objects_that_changed_are_looked_up_and_not_listed(
 ) -> None:
     nodes, folder, listed = wires(crew), "loose", list[str]()
     first, last = nodes[0], nodes[-1]
-    list_entries: Any = ObjectListings.list_entries
+    list_columns: Any = ObjectListings.list_columns
 
-    def counted(self: Any, bucket: str, prefix: str) -> Any:
+    def counted(self: Any, bucket: str, prefix: str, wanted: Any) -> Any:
         listed.append(prefix)
-        return list_entries(self, bucket, prefix)
+        return list_columns(self, bucket, prefix, wanted)
 
-    monkeypatch.setattr(ObjectListings, "list_entries", counted)
+    monkeypatch.setattr(ObjectListings, "list_columns", counted)
 
     def opened(listings: int) -> dict[str, Any]:
         """What every node says, with so many listings; it equals what a listing gives."""

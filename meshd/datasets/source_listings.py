@@ -1,0 +1,70 @@
+"""Listings of the objects of a source: with their records, or in columns where these are enough.
+
+Law: a source of a million plain objects is listed without an object in memory for each of them. Only files
+whose content determines the samples are read, and need their records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from meshd.core.listing_columns import ListingColumns
+from meshwire.dataset.archive_keys import archive_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from meshd.datasets.snapshot_capacity import SnapshotCapacity
+    from meshd.peer_reads.remote_objects import RemoteObjects
+    from meshd.store.api import ObjectStore
+    from meshd.store.records import Record
+    from meshwire.dataset.fields import Source
+
+_PAGE: Final = 1000
+
+
+class SourceListings:
+    """Lists sources, for a worker."""
+
+    def __init__(self, store: ObjectStore, objects: RemoteObjects, capacity: SnapshotCapacity) -> None:
+        self._store, self._objects, self._capacity = store, objects, capacity
+
+    def __repr__(self) -> str:
+        return f"<SourceListings of {self._objects!r}>"
+
+    async def plain_objects(self, source: Source, kind: str) -> ListingColumns | None:
+        """Return the objects of a source if none of them is read to find its samples; None otherwise, and for
+        a bucket with an origin. Raises BatchError Busy, TooLarge."""
+        if kind not in ("auto", "objects"):
+            return None
+        listed = 0
+
+        def wanted(keys: list[str]) -> bool:
+            nonlocal listed
+            listed += len(keys)
+            self._capacity.require_room_to_list(listed, source)
+            return kind == "objects" or not any(map(archive_kind, keys))
+
+        return await self._objects.list_columns(source.bucket, source.prefix, wanted)
+
+    async def records(self, source: Source) -> tuple[list[tuple[str, Record]], object | None]:
+        """Return the objects of a source, and which listing of an origin they are of. Raises BatchError
+        Busy."""
+        if not self._objects.single_node:
+            return await self._objects.list_revision(source.bucket, source.prefix)
+        found, after = list[tuple[str, "Record"]](), ""
+        while True:
+            page = self._store.list(source.bucket, prefix=source.prefix, after=after, limit=_PAGE)
+            found += page.entries
+            if not page.truncated:
+                return found, None
+            after = page.next_after
+            await asyncio.sleep(0)  # give other requests a turn between pages
+
+
+def rows_of(listing: Sequence[tuple[str, Record]] | ListingColumns) -> Iterable[tuple[str, str, int]]:
+    """Return (key, ETag, size) of each object."""
+    if isinstance(listing, ListingColumns):
+        return listing
+    return ((key, record.etag, record.size) for key, record in listing)
