@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -32,8 +33,8 @@ from tests.support.fork_server_main import NodeForker, renew_shared_memory
 if TYPE_CHECKING:
     from tests.support.fork_server_main import Request
 
-_LATER: Final = {"torch": ("torch._dynamo",)}
-"""What programs that have loaded a library load when they first use it: torch's optimizers do."""
+_LATER: Final = {"torch": ("torch._dynamo",), "botocore": ("awscli.clidriver", "awscli.handlers")}
+"""What programs that have loaded a library load when they first use it: torch's optimizers, the AWS CLI."""
 
 
 def main() -> None:
@@ -42,6 +43,8 @@ def main() -> None:
     pytest.main(["--collect-only", "-qqq", "-p", "no:cacheprovider", *sys.argv[3:]])
     for name in [name for library, names in _LATER.items() if library in sys.modules for name in names]:
         importlib.import_module(name)
+    for made in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        made.atexit = False  # no program's to end; torch has made some, which take it a tenth of a second
     gc.collect()
     gc.freeze()
     request = NodeForker(requests, life, kept=False).run()
@@ -99,6 +102,8 @@ def _execute(name: str, *words: str) -> None:
         from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
         dynamic_rendezvous.get_method_name = _name_of_caller
+    if name == "aws":
+        importlib.reload(importlib.import_module("awscli"))  # it names its data in the environment
     if name != "python":
         sys.argv = [str(Path(sys.executable).with_name(name)), *words]
         runpy.run_path(sys.argv[0], run_name="__main__")
