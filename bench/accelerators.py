@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from bench import photo_dataset
 from bench.results import Figure
+from tests.support.interpreters import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -137,7 +137,7 @@ class Contender:
 
     def utilisation(self, work: Workload, count: int, seconds: float, root: Path) -> float:
         """The mean of so many accelerators; 0 when they cannot be fed at all. Raises TrialError."""
-        argv = [sys.executable, "-m", "bench.emulated"]
+        argv = [python(), "-m", "bench.emulated"]
         if self.loader != OURS:
             argv = [str(photo_dataset.peers_python(root)), "-m", "bench.peers.emulated", self.loader]
         argv += [self.server.endpoint, BUCKET, work.name, "--accelerators", str(count)]

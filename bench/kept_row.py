@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
@@ -23,6 +22,7 @@ from bench.tables import BARS_HEAD, number, table, verdict
 from bench.timing import Pass
 from meshsdk.admin.cluster_admin import scrape
 from meshsdk.client.settings import parse_endpoint
+from tests.support.interpreters import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -78,7 +78,7 @@ def kept_bytes(server: Server) -> int:
 def run_way(way: Way, server: Server, scale: Scale, round: int, room: int) -> Figure:
     """The epochs of one way; `room`: the bytes of a part."""
     cache = {"nothing": "off", "all": "auto", "part": str(room)}[way.keeps]
-    argv = [sys.executable, "-m", "bench.kept_reader", server.endpoint, photo_dataset.BUCKET, cache]
+    argv = [python(), "-m", "bench.kept_reader", server.endpoint, photo_dataset.BUCKET, cache]
     argv += ["--batch", str(scale.batch), "--layout", way.layout]
     before, pid, spent, passes = kept_bytes(server), server.child.process.pid, list[float](), list[Pass]()
     with subprocess.Popen(

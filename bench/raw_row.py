@@ -8,7 +8,6 @@ server. Contenders take turns.
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Final
 
 from bench import photo_dataset
@@ -67,7 +66,7 @@ def measure(
 
 
 def _contender(name: str, server: Server, folder: Path) -> StandingContender:
-    python = sys.executable if name == OURS else str(photo_dataset.peers_python(folder.parent))
+    python = "" if name == OURS else str(photo_dataset.peers_python(folder.parent))
     words = ["bench.raw_reader", name, server.endpoint, str(folder), str(server.child.process.pid)]
     return StandingContender(name, words, server, python=python)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from contextlib import ExitStack, suppress
 from threading import Timer
@@ -20,6 +19,7 @@ import psutil
 from bench.interleave import turns
 from bench.processes import family
 from bench.results import Figure
+from tests.support import interpreters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,14 +32,15 @@ LIMIT_S: Final = 180.0
 
 
 class StandingContender:
-    """`python -m` `words`, with the keys of `server` in its environment; `python`: the interpreter."""
+    """`python -m` `words`, with the keys of `server` in its environment; `python`: another interpreter than
+    this one, which in tests is forked."""
 
     def __init__(
         self,
         name: str,
         words: Sequence[str],
         server: Server,
-        python: str = sys.executable,
+        python: str = "",
         limit_s: float = LIMIT_S,
     ) -> None:
         assert server.account is not None
@@ -51,7 +52,7 @@ class StandingContender:
             "AWS_REGION": "us-east-1",
         }
         self._process = subprocess.Popen(
-            [python, "-m", *words],
+            [python or interpreters.python(), "-m", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
