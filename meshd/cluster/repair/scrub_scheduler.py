@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.scrubbing")
 REQUEST_TOPIC: Final = "scrub"
 STATUS_TOPIC: Final = "scrubs"
-_POLL_INTERVAL: Final = 0.5  # seconds between checks for requests and damage
+_POLL_INTERVAL: Final = 0.5  # seconds between checks for requests and damage during a pass or a repair
+_IDLE_INTERVAL: Final = 1.0  # and otherwise
 _SLICE: Final = 1.0  # seconds of scrubbing between such checks
 _DISKS_INTERVAL: Final = 5.0  # seconds between two looks at how full disks are that all serve
 _COUNT_INTERVAL: Final = 60.0
@@ -177,7 +178,8 @@ class ScrubScheduler:
                         level, "the scrub is blocked and will resume by itself", extra={"why": str(error)}
                     )
                     said = True
-                await sleep_to_tick(_POLL_INTERVAL)
+                busy = self._store.scrub.state.running or self._is_repairing
+                await sleep_to_tick(_POLL_INTERVAL if busy else _IDLE_INTERVAL)
         finally:
             for task in (self._comparing, self._disk_loss_comparison, self._repairing, self._counting):
                 if task is not None:
@@ -198,6 +200,10 @@ class ScrubScheduler:
         await self._repair_if_due()
         self._refresh_under_replication()
         await self._publish()
+
+    @property
+    def _is_repairing(self) -> bool:
+        return not all(map(_is_over, (self._comparing, self._repairing, self._disk_loss_comparison)))
 
     def _requested_pass(self) -> int:
         entry = self._control.cached_entries(REQUEST_TOPIC).get(f"{REQUEST_TOPIC}/{self._node_id}")
@@ -288,7 +294,6 @@ class ScrubScheduler:
         state = self._store.scrub.state
         await self._refresh_disks()
         metrics.scrub_ended.set(state.ended / 1e3)
-        busy = not all(map(_is_over, (self._comparing, self._repairing, self._disk_loss_comparison)))
         status = ScrubStatus(
             state.running,
             state.asked,
@@ -299,7 +304,7 @@ class ScrubScheduler:
             state.damaged,
             self._repaired,
             self._store.quarantine.count(),
-            not state.running and not busy,
+            not state.running and not self._is_repairing,
             self._lacking,
             self._repair_eta.eta_seconds(),
             self._disks,

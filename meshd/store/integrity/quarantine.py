@@ -344,6 +344,7 @@ class Quarantine:
     ) -> None:
         self._index, self._disks, self._committer, self._run = index, disks, committer, run
         self.attributor = DamageAttributor(index, disks, committer, clock, run)
+        self._counted = -1, 0  # after which transaction, and how many
 
     def entries(
         self, limit: int = 1000, after: tuple[bytes, int] | None = None
@@ -353,9 +354,12 @@ class Quarantine:
             return tuple(islice(all_quarantined(self._index, txn, after), limit))
 
     def count(self) -> int:
-        """Returns the number of quarantined versions."""
-        with self._index.read_transaction() as txn:
-            return self._index.quarantine.count(txn)
+        """Returns the number of quarantined versions. Cheap while nothing is written."""
+        newest = self._index.last_transaction
+        if newest != self._counted[0]:
+            with self._index.read_transaction() as txn:  # as of that transaction, or a later one
+                self._counted = newest, self._index.quarantine.count(txn)
+        return self._counted[1]
 
     async def process_damage_reports(self) -> int:
         """Checks what readers of this process found damaged and quarantines it; returns how many versions and

@@ -9,13 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from packaging import tags
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
 from meshwire.plan.module_bundle import is_pure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from packaging import tags
 
 
 class WrongWheelError(Exception):
@@ -25,6 +24,8 @@ class WrongWheelError(Exception):
 @lru_cache(maxsize=1)
 def _ranks() -> Mapping[tags.Tag, int]:
     """Return the tags that this interpreter supports, and how specific each is; 0 is the most specific."""
+    from packaging import tags  # takes 25 ms to import, which nodes without such modules do not need
+
     return {tag: rank for rank, tag in enumerate(tags.sys_tags())}
 
 
@@ -51,6 +52,8 @@ def choose_wheels(names: Iterable[str]) -> list[str]:
 
 def _rank(name: str) -> tuple[str, int | None]:
     """Return the library of a wheel, and how well the wheel suits this node; None if it does not."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # see `_ranks`
+
     try:
         library, _, _, found = parse_wheel_filename(name)
     except InvalidWheelFilename:
