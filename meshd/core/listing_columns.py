@@ -6,6 +6,7 @@ Invariant: an object takes its key, its ETag and 24 bytes, a tenth of what its r
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -16,6 +17,8 @@ from meshwire.frame.string_builder import StringColumnBuilder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+KeyFilter = Callable[[list[str]], bool]
+"""Whether the objects of a page, by their keys, may be in a listing in columns."""
 _BLOCK: Final = 1000
 
 

@@ -186,12 +186,10 @@ class DatasetService:
                 await self._results.record_listing(request, began, update.name)
         metrics.sources_opened.labels(how if found else "listed").inc()
         if found is None:
-            listing: Sequence[tuple[str, Record]] | ListingColumns | None
-            listing = await self._listings.plain_objects(source, kind)
-            if listing is None:
-                entries, listed = await self._listings.records(source)
-                began = began if listed is None else listed
-                listing = named_files(entries, source, options.files)
+            listing, listed = await self._listings.objects(source, kind)
+            began = began if listed is None else listed
+            if not isinstance(listing, ListingColumns):
+                listing = named_files(listing, source, options.files)
                 scanned = [key for key, _ in scanned_files(listing, kind, fields)]
                 await self._readers.require_keys(caller, source.bucket, scanned)
             name = await asyncio.to_thread(result_name, request, rows_of(listing))

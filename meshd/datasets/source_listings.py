@@ -33,20 +33,23 @@ class SourceListings:
     def __repr__(self) -> str:
         return f"<SourceListings of {self._objects!r}>"
 
-    async def plain_objects(self, source: Source, kind: str) -> ListingColumns | None:
-        """Return the objects of a source if none of them is read to find its samples; None otherwise, and for
-        a bucket with an origin. Raises BatchError Busy, TooLarge."""
+    async def objects(
+        self, source: Source, kind: str
+    ) -> tuple[list[tuple[str, Record]] | ListingColumns, object | None]:
+        """Return the objects of a source, and which listing of an origin they are of: in columns if none of
+        them is read to find its samples. Raises BatchError Busy, TooLarge."""
         if kind not in ("auto", "objects"):
-            return None
+            return await self.records(source)
         listed = 0
 
-        def wanted(keys: list[str]) -> bool:
+        def plain(keys: list[str]) -> bool:
             nonlocal listed
             listed += len(keys)
             self._capacity.require_room_to_list(listed, source)
             return kind == "objects" or not any(map(archive_kind, keys))
 
-        return await self._objects.list_columns(source.bucket, source.prefix, wanted)
+        found, revision = await self._objects.list_columns(source.bucket, source.prefix, plain)
+        return await self.records(source) if found is None else (found, revision)
 
     async def records(self, source: Source) -> tuple[list[tuple[str, Record]], object | None]:
         """Return the objects of a source, and which listing of an origin they are of. Raises BatchError

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import BatchError, busy
+from meshd.core.listing_columns import ListingColumns
 from meshd.core.peer_messages import to_remote_record
 from meshd.core.peer_source import ReadFailure
 from meshd.core.read_source import ReadLostError
@@ -28,12 +29,15 @@ from meshwire.dataset.archive_keys import pinned_table
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from meshd.control.buckets import Bucket
+    from meshd.core.listing_columns import KeyFilter
     from meshd.core.peer_messages import RemoteRecord
     from meshd.core.peer_source import ObjectRange
     from meshd.datasets.archives.archive_service import LocalArchives
     from meshd.origins.cache.in_flight import InFlightPiece
-    from meshd.origins.client.origin_api import ObjectFacts
+    from meshd.origins.client.origin_api import ObjectFacts, OriginEntry
     from meshd.origins.service import BackedService
     from meshd.store.records import Record
     from meshd.store.store import Store
@@ -53,17 +57,22 @@ class OriginSampleSource:
     def __repr__(self) -> str:
         return f"<OriginSampleSource of {self._backed!r}>"
 
-    async def entries(self, name: str, prefix: str) -> tuple[list[tuple[str, Record]], object | None]:
+    async def entries(
+        self, name: str, prefix: str, plain: KeyFilter | None = None
+    ) -> tuple[ListingColumns | list[tuple[str, Record]], object | None]:
         """Return every object under a prefix, in order of UTF-8 bytes, and which listing they are of, as
-        `listing_revision` returns it. Raises BatchError."""
+        `listing_revision` returns it: in columns if `plain` accepts the keys of each page, else with records.
+        Raises BatchError, and what `plain` raises."""
         bucket = self._bucket(name)
         try:
             found, revision = await self._backed.listings.list_all(bucket, prefix)
         except (OriginError, S3Error) as error:
             raise _told(f"s3://{name}/{prefix}", error) from error
+        columns = None if plain is None else await _in_columns(found, plain)
+        if columns is not None:
+            return columns, revision
         records, turns = list[tuple[str, "Record"]](), CooperativeYield()
-        for start in range(0, len(found), _PAGE):
-            some = found[start : start + _PAGE]
+        for some in _pages(found):
             records += [(entry.key, _remote_record(bucket, entry.facts())) for entry in some]
             await turns.yield_if_due()
         return records, revision
@@ -197,6 +206,20 @@ class OriginSampleSource:
         if bucket is None:
             raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r} with an origin")
         return bucket
+
+
+def _pages(entries: Sequence[OriginEntry]) -> Iterator[Sequence[OriginEntry]]:
+    return (entries[start : start + _PAGE] for start in range(0, len(entries), _PAGE))
+
+
+async def _in_columns(entries: Sequence[OriginEntry], plain: KeyFilter) -> ListingColumns | None:
+    columns, turns = ListingColumns(), CooperativeYield()
+    for some in _pages(entries):
+        if not plain([entry.key for entry in some]):
+            return None
+        columns.extend([(entry.key, entry.etag, entry.size) for entry in some])
+        await turns.yield_if_due()
+    return columns
 
 
 def _remote_record(bucket: Bucket, facts: ObjectFacts) -> RemoteRecord:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
+    from meshd.core.listing_columns import KeyFilter
     from meshd.core.peer_messages import RemoteRecord
     from meshd.peer_reads.listing_merge import Item, Marker, PageSource
     from meshd.peer_reads.replica_selection import ReplicaSelector
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-KeyFilter = Callable[[list[str]], bool]
-"""Whether the objects of a page, by their keys, may all be in the listing."""
 _ATTEMPTS: Final = 5
 _NEWER_MAP_WAIT_S: Final = 2.0
 """Seconds to wait for a newer map when another node has one."""
@@ -63,21 +62,21 @@ class ObjectListings:
         found.sort(key=lambda entry: entry[0].encode())
         return found
 
-    async def list_columns(self, bucket: str, prefix: str, wanted: KeyFilter) -> ListingColumns | None:
-        """Return the objects under a prefix in columns; see `RemoteObjects.list_columns`."""
+    async def list_columns(self, bucket: str, prefix: str, plain: KeyFilter) -> ListingColumns | None:
+        """Return the objects under a prefix in columns; None if `plain` does not accept a page."""
         if self._mesh.single_node:
-            return await self._own_columns(bucket, prefix, wanted)
+            return await self._own_columns(bucket, prefix, plain)
         nodes = await self._all(
-            bucket, lambda node, version: self._listed_columns(node, bucket, prefix, version, wanted)
+            bucket, lambda node, version: self._listed_columns(node, bucket, prefix, version, plain)
         )
         columns = [each for each in nodes if each is not None]
         return None if len(columns) < len(nodes) else await asyncio.to_thread(ListingColumns.merged, columns)
 
-    async def _own_columns(self, bucket: str, prefix: str, wanted: KeyFilter) -> ListingColumns | None:
+    async def _own_columns(self, bucket: str, prefix: str, plain: KeyFilter) -> ListingColumns | None:
         found, after, more = ListingColumns(), "", True
         while more:
             page = self._store.list_entries(bucket, prefix=prefix, after=after)
-            if not wanted([entry.key for entry in page.entries]):
+            if not plain([entry.key for entry in page.entries]):
                 return None
             found.extend([(entry.key, entry.etag, entry.size) for entry in page.entries])
             after, more = page.next_after, page.truncated
@@ -85,11 +84,11 @@ class ObjectListings:
         return found
 
     async def _listed_columns(
-        self, node: Node, bucket: str, prefix: str, version: int, wanted: KeyFilter
+        self, node: Node, bucket: str, prefix: str, version: int, plain: KeyFilter
     ) -> ListingColumns | None:
         found = ListingColumns()
         async for entries in self._pages(node, bucket, prefix, version):
-            if not wanted([key for key, _ in entries]):
+            if not plain([key for key, _ in entries]):
                 return None
             found.extend([(key, record.etag, record.size) for key, record in entries])
         return found

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from meshd.core.frame_address import Frame, FrameAddress
+    from meshd.core.listing_columns import KeyFilter, ListingColumns
     from meshd.core.memory_frames import MemoryAccount
     from meshd.core.peer_source import ObjectRange
     from meshd.peer_reads.replica_selection import ReplicaSelector
@@ -56,7 +57,9 @@ _PIECE: Final = 1 << 20
 class OriginReader(Protocol):
     """Reads of buckets with origins; implemented by `meshd.origins.sample_source`."""
 
-    async def entries(self, name: str, prefix: str) -> tuple[list[tuple[str, Record]], object | None]: ...
+    async def entries(
+        self, name: str, prefix: str, plain: KeyFilter | None = None
+    ) -> tuple[ListingColumns | list[tuple[str, Record]], object | None]: ...
 
     async def listing_revision(self, name: str, prefix: str) -> object | None: ...
 

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import BucketTable
     from meshd.core.frame_address import FrameSource
-    from meshd.core.listing_columns import ListingColumns
+    from meshd.core.listing_columns import KeyFilter, ListingColumns
     from meshd.peer_reads.changed_names import MeshRevision
-    from meshd.peer_reads.listing import KeyFilter
     from meshd.peer_reads.peer_fetcher import FetchedParts, NearCache, OriginReader
     from meshd.rpc.peer_client import PeerClient
     from meshd.store.api import StoreReader
@@ -225,16 +224,20 @@ class RemoteObjects:
         """Return what `list_entries` does, and for a bucket with an origin which listing that is, as
         `listing_revision` returns it."""
         if self.has_origin(bucket):
-            return await self._fetcher.require_origins().entries(bucket, prefix)
+            found, revision = await self._fetcher.require_origins().entries(bucket, prefix)
+            assert isinstance(found, list)  # nothing was asked for in columns
+            return found, revision
         return await self._listings.list_entries(bucket, prefix), None
 
-    async def list_columns(self, bucket: str, prefix: str, wanted: KeyFilter) -> ListingColumns | None:
-        """Return what `list_entries` does in columns, which take a tenth of the memory; None for a bucket
-        with an origin, whose listings are kept as records, and if a page has a key that is not `wanted`.
-        Raises BatchError Busy, and what `wanted` raises."""
+    async def list_columns(
+        self, bucket: str, prefix: str, plain: KeyFilter
+    ) -> tuple[ListingColumns | list[tuple[str, Record]] | None, object | None]:
+        """Return what `list_revision` does in columns, which take a tenth of the memory. If `plain` does not
+        accept the keys of a page: the records of a bucket with an origin, which has been listed; else None.
+        Raises BatchError Busy, and what `plain` raises."""
         if self.has_origin(bucket):
-            return None
-        return await self._listings.list_columns(bucket, prefix, wanted)
+            return await self._fetcher.require_origins().entries(bucket, prefix, plain)
+        return await self._listings.list_columns(bucket, prefix, plain), None
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """Return a page of these objects: at most `limit`, after `after`. Raises BatchError Busy."""
