@@ -15,9 +15,11 @@ from tests.e2e import (
     control_plane_scenes,
     data_scenes,
     failure_scenes,
+    ingress_scenes,
     monitoring_scenes,
     network_scenes,
     operator_kill_scenes,
+    policy_scenes,
     release_scenes,
     scaling_scenes,
     service_scenes,
@@ -35,10 +37,15 @@ def run(stage: Stage) -> None:
     with ExitStack() as stack:
         if options.prometheus:
             monitoring_scenes.observe(stage, stack)
-        play_on_one_release(stage)
+        if options.only:
+            play_only(stage)
+        else:
+            play_on_one_release(stage)
     if options.keep:
         return
     release_scenes.remove(stage)
+    if options.only:
+        return
     release_scenes.mesh_of_values(stage)
     if options.audit_log:
         tell_rights(stage)
@@ -55,6 +62,9 @@ def play_on_one_release(stage: Stage) -> None:
     if options.prometheus:
         monitoring_scenes.fill_dashboards(stage)
         monitoring_scenes.expect_silence(stage)
+    policy_scenes.enforced(stage)
+    if options.ingress_address:
+        ingress_scenes.through_ingress(stage, epoch)
     client_scenes.upgrade(stage, epoch)
     failure_scenes.bad_image(stage)
     failure_scenes.delete_pod(stage)
@@ -92,6 +102,19 @@ def play_on_one_release(stage: Stage) -> None:
         monitoring_scenes.tell_alerts(stage)
 
 
+def play_only(stage: Stage) -> None:
+    """Play the scenes of `--only`, on a mesh that clients use. Raises EndToEndError."""
+    client_scenes.load(stage)
+    epoch = client_scenes.train(stage)
+    if "policies" in stage.options.only:
+        client_scenes.assume_role(stage)
+        policy_scenes.enforced(stage)
+    if "ingress" in stage.options.only:
+        ingress_scenes.through_ingress(stage, epoch)
+    if "connections" in stage.options.only:
+        network_scenes.connections(stage)
+
+
 def tell_rights(stage: Stage) -> None:
     """Print which rights the chart grants and the run did not use. Raises EndToEndError for one refused."""
     found, refused = used(Path(stage.options.audit_log))
@@ -126,6 +149,15 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="use the Service's NodePort, by nginx, too, if it is here: nodes can be reached",
     )
+    made.add_argument("--ingress-address", help="where an Ingress controller listens, on ports 80 and 443")
+    made.add_argument("--ingress-class", default="nginx", help="its IngressClass")
+    made.add_argument("--ingress-pods", help="NAMESPACE/LABEL=VALUE of its pods, to watch their memory")
+    made.add_argument(
+        "--only",
+        nargs="+",
+        choices=("connections", "ingress", "policies"),
+        help="these scenes only, after what they need",
+    )
     made.add_argument("--host-path", default="/mnt/shardmesh", help="the disk of each node")
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')
     made.add_argument("--restore", help="a command that starts that node again")
@@ -150,6 +182,10 @@ def main() -> int:
     options = parser().parse_args()
     if not options.kubeconfig:
         sys.exit("no cluster: set KUBECONFIG or pass --kubeconfig")
+    if options.only and "ingress" in options.only and not options.ingress_address:
+        sys.exit("--only ingress needs --ingress-address")
+    if options.only and "connections" in options.only and not options.on_node:
+        sys.exit("--only connections needs --on-node")
     if bool(options.crash) != bool(options.restore):
         sys.exit("--crash and --restore come together")
     if bool(options.cut) != bool(options.mend):

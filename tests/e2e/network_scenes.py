@@ -1,4 +1,4 @@
-"""Scenes of the network: connections of a run, held against NetworkPolicies that nothing may enforce here."""
+"""Scenes of the network: connections of a run, held against NetworkPolicies that nothing has to enforce."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightkube.resources.core_v1 import Namespace, Node, Pod
 from lightkube.resources.networking_v1 import NetworkPolicy
+from lightkube.types import PatchType
 
 from tests.e2e.cluster_client import EndToEndError
 from tests.e2e.stage import MESH_PODS
@@ -33,6 +34,7 @@ def connections(stage: Stage) -> None:
     with stage.step(
         "connections between pods that nodes have tracked, by what NetworkPolicies allow"
     ) as told:
+        choose(stage, trusted=True)
         cluster.change(networkPolicy={"fromNamespaces": TRUSTED})
         stage.until_settled()
         policies = [each.to_dict() for each in cluster.kube.list(NetworkPolicy, namespace="*")]
@@ -44,8 +46,9 @@ def connections(stage: Stage) -> None:
             if kind not in ("daemon", "operator"):
                 continue
             seen[name, kind, port] += 1
-            trusted = replace(peer, namespace_labels={**peer.namespace_labels, **TRUSTED})
-            for how, each in (("chosen", trusted), ("not chosen", peer)):
+            labels = {key: value for key, value in peer.namespace_labels.items() if key not in TRUSTED}
+            for how, namespace in (("chosen", labels | TRUSTED), ("not chosen", labels)):
+                each = replace(peer, namespace_labels=namespace)
                 if name != "no pod" and not allows(policies, each, end, port):
                     refused[how].add((name, kind))
         told["seen"] = "; ".join(
@@ -53,11 +56,20 @@ def connections(stage: Stage) -> None:
         )
         told |= {f"refused, namespace {how}": sorted(ends) or "none" for how, ends in refused.items()}
         cluster.change(networkPolicy={"fromNamespaces": None})
+        stage.until_settled()
+        choose(stage, trusted=False)
         stage.tell_load(told)
     if missing := NEEDED - {(a, b) for a, b, _ in seen}:
         raise EndToEndError(f"connections that are needed and were not seen: {sorted(missing)}: {seen}")
     if refused["chosen"] or not {("load", "daemon")} <= refused["not chosen"] <= clients_of_daemons(seen):
         raise EndToEndError(f"connections that the policies refuse: {refused}")
+
+
+def choose(stage: Stage, *, trusted: bool) -> None:
+    """Label the mesh's own namespace as one whose pods may connect, or remove the label."""
+    labels = TRUSTED if trusted else dict.fromkeys(TRUSTED)
+    change = {"metadata": {"labels": labels}}
+    stage.cluster.kube.patch(Namespace, stage.cluster.namespace, change, patch_type=PatchType.MERGE)
 
 
 def clients_of_daemons(seen: Iterable[tuple[str, str, int]]) -> set[tuple[str, str]]:
