@@ -28,6 +28,14 @@ _APART: Final = {
 }  # in another zone, in another rack
 
 
+def _others(numbers: npt.NDArray[np.intp], chosen: list[int]) -> npt.NDArray[np.bool_]:
+    """Return the nodes whose zone (or rack) is that of none of the chosen ones."""
+    other = np.ones(int(numbers.max()) + 1, np.bool_)  # `isin` asks for the range of the numbers each time
+    other[numbers[chosen]] = False
+    found: npt.NDArray[np.bool_] = other[numbers]
+    return found
+
+
 def plan_placement(inventory: Inventory, settings: OperatorSettings) -> Placement:
     """Return places for all copies, the moves that lead there, and the copies without a place."""
     return _PlacementPlanner(inventory, settings).run()
@@ -239,8 +247,8 @@ class _DatasetPlacer:
         copies."""
         land = self._planner.land
         other_zone, other_rack = _APART[self._dataset.spread] if chosen else (0.0, 0.0)
-        zones = ~np.isin(land.zone, land.zone[chosen]) if other_zone else np.zeros(len(land.nodes))
-        racks = ~np.isin(land.rack, land.rack[chosen]) if other_rack else np.zeros(len(land.nodes))
+        zones = _others(land.zone, chosen) if other_zone else np.zeros(len(land.nodes), np.bool_)
+        racks = _others(land.rack, chosen) if other_rack else np.zeros(len(land.nodes), np.bool_)
         found: npt.NDArray[np.float64] = (
             self._gains(chosen) + self._fit + other_zone * zones + other_rack * racks
         )
