@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ def _shifted(byte: int) -> int:
 TABLE = [_shifted(byte) for byte in range(256)]
 
 
+@lru_cache(maxsize=256)  # by content: readers see the same records again and again
 def crc_by_table(data: bytes) -> int:
     crc = 0xFFFFFFFF
     for byte in data:
