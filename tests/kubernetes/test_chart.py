@@ -197,6 +197,29 @@ def test_no_rights_are_given_wholesale(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize(
+    ("example", "prefix"),
+    [
+        ("values-ingress.yaml", "nginx.ingress.kubernetes.io/"),
+        ("values-ingress-nginxinc.yaml", "nginx.org/"),
+    ],
+)
+def test_the_examples_of_an_ingress_become_one(example: str, prefix: str) -> None:
+    """Each is for one controller, and has what streams bodies."""
+    values = yaml.safe_load((ROOT / "helm" / "examples" / example).read_text())
+    (made,) = (each for each in rendered(MESH | values) if each["kind"] == "Ingress")
+    annotations = made["metadata"]["annotations"]
+    assert {name.partition("/")[0] + "/" for name in annotations} == {prefix}
+    assert annotations[f"{prefix}proxy-buffering"].lower() in ("off", "false")
+    said = str(annotations).replace("-", "_")  # annotations, or directives of nginx
+    assert "proxy_request_buffering" in said
+    assert "proxy_next_upstream" in said
+    (rule,) = made["spec"]["rules"]
+    assert made["spec"]["tls"] == [
+        {"hosts": [rule["host"]], "secretName": values["ingress"]["tlsSecretName"]}
+    ]
+
+
 def test_what_depends_on_other_apis_comes_with_them() -> None:
     values = {"monitoring": {"serviceMonitor": True}, "operator": {"podDisruptionBudget": True}}
     without = {(each["kind"], each["apiVersion"]) for each in rendered(values, "--kube-version", "1.25.0")}
