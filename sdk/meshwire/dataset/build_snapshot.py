@@ -162,7 +162,7 @@ class _Grouping:
                 while interrupted and not key.startswith(f"{interrupted[-1][0]}."):
                     interrupted.pop()
                 if interrupted and interrupted[-1][0] == stem:
-                    sample = interrupted[-1][1]
+                    sample = interrupted.pop()[1]
                 else:
                     sample, samples = samples, samples + 1
                     self.first_objects.append(len(self.keys))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, LabelColumn, build_from_objects
@@ -21,10 +21,14 @@ FIELDS = parse_fields(
     {"image": {"ext": ["jpg", "b.jpg", "a"]}, "text": {"ext": ["txt", "a"]}, "label": {"class": "prefix"}}
 )
 PREFERRED = {"image": ("jpg", "b.jpg", "a"), "text": ("txt", "a")}
-# Names in which folders lie between the objects of a sample, at several levels, and names without a dot.
+# Folders that lie between the objects of a sample, at two levels; and any names, also without a dot.
 PARTS = st.lists(st.sampled_from(("a", ".", "/", "-", "b", ".jpg", ".txt", ".a", ".JPG", "é")), max_size=7)
-KEYS = PARTS.map("".join).filter(bool)
-LISTINGS = st.lists(KEYS, unique=True, max_size=40).map(sorted)
+STEMS = st.sampled_from(
+    ("c/a", "c/a.b/a", "c/a.b/a.b/a", "c/a.b/a.k/a", "c/a.b/b", "c/a-", "c.b/a", "é/a", "a")
+)
+EXTENSIONS = st.sampled_from((".jpg", ".JPG", ".b.jpg", ".a", ".txt", ".zz"))
+KEYS = st.one_of(st.builds("".join, st.tuples(STEMS, EXTENSIONS)), PARTS.map("".join).filter(bool))
+LISTINGS = st.lists(KEYS, unique=True, min_size=5, max_size=50)
 
 
 def _reference(keys: Sequence[str]) -> tuple[list[tuple[str, dict[str, str], str]], int]:
@@ -45,8 +49,11 @@ def _reference(keys: Sequence[str]) -> tuple[list[tuple[str, dict[str, str], str
     return complete, len(samples) - len(complete)
 
 
+@example([f"c{'/a.b' * depth}/a.a" for depth in range(4)] + ["c/a.jpg", "c/a.txt"])
+@settings(max_examples=500)  # most listings have no folder between the objects of a complete sample
 @given(LISTINGS)
 def test_samples_are_those_of_a_grouping_by_stem(keys: list[str]) -> None:
+    keys = sorted(keys)
     expected, skipped = _reference(keys)
     listing = [(key, f"etag-{number}", number) for number, key in enumerate(keys)]
     if not expected:
