@@ -25,11 +25,10 @@ from meshwire.cluster import routes, slot_of
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Sequence
+    from collections.abc import Awaitable, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.core.listing_columns import KeyFilter
-    from meshd.core.peer_messages import RemoteRecord
     from meshd.peer_reads.listing_merge import Item, Marker, PageSource
     from meshd.peer_reads.replica_selection import ReplicaSelector
     from meshd.rpc.peer_client import PeerClient
@@ -73,25 +72,35 @@ class ObjectListings:
         return None if len(columns) < len(nodes) else await asyncio.to_thread(ListingColumns.merged, columns)
 
     async def _own_columns(self, bucket: str, prefix: str, plain: KeyFilter) -> ListingColumns | None:
-        found, after, more = ListingColumns(), "", True
-        while more:
+        async def ask(after: str) -> EntryPage:
             page = self._store.list_entries(bucket, prefix=prefix, after=after)
-            if not plain([entry.key for entry in page.entries]):
-                return None
-            found.extend([(entry.key, entry.etag, entry.size) for entry in page.entries])
-            after, more = page.next_after, page.truncated
             await asyncio.sleep(0)  # let other requests run between pages
-        return found
+            return page
+
+        return await _in_columns(ask, plain)
 
     async def _listed_columns(
         self, node: Node, bucket: str, prefix: str, version: int, plain: KeyFilter
     ) -> ListingColumns | None:
-        found = ListingColumns()
-        async for entries in self._pages(node, bucket, prefix, version):
-            if not plain([key for key, _ in entries]):
-                return None
-            found.extend([(key, record.etag, record.size) for key, record in entries])
-        return found
+        slots = self._mesh.bucket_routes(bucket).primary_slots(node.node_id).tobytes()
+
+        async def ask(after: str) -> EntryPage:
+            self._require_map(version)
+            if node.node_id == self._mesh.node_id:
+                page = self._store.list_entries(bucket, prefix=prefix, after=after, slots=slots)
+                await asyncio.sleep(0)
+            else:
+                asked = ListingRequest("entries", bucket, prefix, "", (after, ""), _LIMIT)
+                page = await self._selector.peers.call_typed(node, LIST_PAGE.returning(EntryPage), asked)
+            self._require_map(version)  # the one that the request told, too
+            return page
+
+        return await _in_columns(ask, plain)
+
+    def _require_map(self, version: int) -> None:
+        current = self._mesh.current_map().version
+        if current != version:
+            raise StaleMapError(current)
 
     async def list_page(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """Return one page of objects; see `RemoteObjects.list_page`."""
@@ -134,22 +143,28 @@ class ObjectListings:
 
     async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
         found: list[tuple[str, Record]] = []
-        async for entries in self._pages(node, bucket, prefix, version):
-            found += entries
-        return found
-
-    async def _pages(
-        self, node: Node, bucket: str, prefix: str, version: int
-    ) -> AsyncGenerator[Sequence[tuple[str, RemoteRecord]], None]:
         after, here = "", node.node_id == self._mesh.node_id
         while True:
-            page = await self._one_page(node, peer_messages.ListRequest(bucket, prefix, after, version))
+            ask = peer_messages.ListRequest(bucket, prefix, after, version)
+            page = await self._one_page(node, ask)
             if here:
                 await asyncio.sleep(0)  # let other requests run between pages
-            yield page.entries
+            found += page.entries
             if not page.after:
-                return
+                return found
             after = page.after
+
+
+async def _in_columns(ask: Callable[[str], Awaitable[EntryPage]], plain: KeyFilter) -> ListingColumns | None:
+    """Read all pages, each of which begins after the last key of the one before."""
+    found, after, more = ListingColumns(), "", True
+    while more:
+        page = await ask(after)
+        if not plain([entry.key for entry in page.entries]):
+            return None
+        found.extend([(entry.key, entry.etag, entry.size) for entry in page.entries])
+        after, more = page.next_after, page.truncated
+    return found
 
 
 def primary_page(
