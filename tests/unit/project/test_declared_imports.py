@@ -132,11 +132,15 @@ def test_an_import_that_is_not_declared_is_found(tmp_path: Path) -> None:
         ("numpy", True),
         ("yaml", True),
     ]
-    path = ROOT / "meshd" / "transform" / "sandbox" / "wheel_tags.py"
-    assert list(undeclared(path, declared(("server",)), set())) == []
-    without = declared(("server",)) - {"packaging"}
-    told = "meshd/transform/sandbox/wheel_tags.py: packaging, at its start"
-    assert told in list(undeclared(path, without, without))
+    own = declared(("server",))
+    file, inside = (
+        ROOT / "meshd" / place for place in ("process/users_file.py", "transform/sandbox/wheel_tags.py")
+    )
+    assert [*undeclared(file, own, set()), *undeclared(inside, own, own)] == []
+    told = list(undeclared(file, own - {"PyYAML", "pyyaml"}, own - {"PyYAML", "pyyaml"}))
+    assert told == ["meshd/process/users_file.py: yaml, at its start"]
+    told = list(undeclared(inside, own - {"packaging"}, own - {"packaging"}))
+    assert "meshd/transform/sandbox/wheel_tags.py: packaging, in a function" in told
 
 
 def test_no_exception_is_left_over() -> None:
