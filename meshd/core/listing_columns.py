@@ -6,20 +6,27 @@ Invariant: an object takes its key, its ETag and 24 bytes, a tenth of what its r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meshwire.frame.string_builder import StringColumnBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-KeyFilter = Callable[[list[str]], bool]
-"""Whether the objects of a page, by their keys, may be in a listing in columns."""
 _BLOCK: Final = 1000
+
+
+class KeyFilter(Protocol):
+    """Decides whether objects may be in a listing in columns."""
+
+    def begin(self) -> None:
+        """Start from zero: the listing begins, or begins again."""
+
+    def accepts(self, keys: list[str]) -> bool:
+        """Return whether the objects of a page, by their keys, may be in it."""
 
 
 class ListingColumns:

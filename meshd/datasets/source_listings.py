@@ -40,14 +40,7 @@ class SourceListings:
         them is read to find its samples. Raises BatchError Busy, TooLarge."""
         if kind not in ("auto", "objects"):
             return await self.records(source)
-        listed = 0
-
-        def plain(keys: list[str]) -> bool:
-            nonlocal listed
-            listed += len(keys)
-            self._capacity.require_room_to_list(listed, source)
-            return kind == "objects" or not any(map(archive_kind, keys))
-
+        plain = _PlainObjects(self._capacity, source, kind)
         found, revision = await self._objects.list_columns(source.bucket, source.prefix, plain)
         return await self.records(source) if found is None else (found, revision)
 
@@ -64,6 +57,23 @@ class SourceListings:
                 return found, None
             after = page.next_after
             await asyncio.sleep(0)  # give other requests a turn between pages
+
+
+class _PlainObjects:
+    """Accepts objects that are not read to find samples, as many as fit into memory; a KeyFilter."""
+
+    def __init__(self, capacity: SnapshotCapacity, source: Source, kind: str) -> None:
+        self._capacity, self._source, self._kind = capacity, source, kind
+        self._listed = 0
+
+    def begin(self) -> None:
+        self._listed = 0
+
+    def accepts(self, keys: list[str]) -> bool:
+        """Raises BatchError TooLarge."""
+        self._listed += len(keys)
+        self._capacity.require_room_to_list(self._listed, self._source)
+        return self._kind == "objects" or not any(map(archive_kind, keys))
 
 
 def rows_of(listing: Sequence[tuple[str, Record]] | ListingColumns) -> Iterable[tuple[str, str, int]]:

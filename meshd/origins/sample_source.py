@@ -61,7 +61,7 @@ class OriginSampleSource:
         self, name: str, prefix: str, plain: KeyFilter | None = None
     ) -> tuple[ListingColumns | list[tuple[str, Record]], object | None]:
         """Return every object under a prefix, in order of UTF-8 bytes, and which listing they are of, as
-        `listing_revision` returns it: in columns if `plain` accepts the keys of each page, else with records.
+        `listing_revision` returns it: in columns if `plain` accepts each page, else with records.
         Raises BatchError, and what `plain` raises."""
         bucket = self._bucket(name)
         try:
@@ -214,8 +214,9 @@ def _pages(entries: Sequence[OriginEntry]) -> Iterator[Sequence[OriginEntry]]:
 
 async def _in_columns(entries: Sequence[OriginEntry], plain: KeyFilter) -> ListingColumns | None:
     columns, turns = ListingColumns(), CooperativeYield()
+    plain.begin()
     for some in _pages(entries):
-        if not plain([entry.key for entry in some]):
+        if not plain.accepts([entry.key for entry in some]):
             return None
         columns.extend([(entry.key, entry.etag, entry.size) for entry in some])
         await turns.yield_if_due()

@@ -66,7 +66,9 @@ class ObjectListings:
         if self._mesh.single_node:
             return await self._own_columns(bucket, prefix, plain)
         nodes = await self._all(
-            bucket, lambda node, version: self._listed_columns(node, bucket, prefix, version, plain)
+            bucket,
+            lambda node, version: self._listed_columns(node, bucket, prefix, version, plain),
+            plain.begin,
         )
         columns = [each for each in nodes if each is not None]
         return None if len(columns) < len(nodes) else await asyncio.to_thread(ListingColumns.merged, columns)
@@ -77,6 +79,7 @@ class ObjectListings:
             await asyncio.sleep(0)  # let other requests run between pages
             return page
 
+        plain.begin()
         return await _in_columns(ask, plain)
 
     async def _listed_columns(
@@ -110,9 +113,13 @@ class ObjectListings:
 
         return _page_of(await self._all(bucket, ask), limit)
 
-    async def _all(self, bucket: str, ask: Callable[[Node, int], Awaitable[_T]]) -> list[_T]:
-        """Return the responses of all primaries, under one map. Raises BatchError Busy."""
+    async def _all(
+        self, bucket: str, ask: Callable[[Node, int], Awaitable[_T]], begin: Callable[[], None] = lambda: None
+    ) -> list[_T]:
+        """Return the responses of all primaries, under one map. `begin` is called before each attempt. Raises
+        BatchError Busy."""
         for _ in range(_ATTEMPTS):
+            begin()
             cluster = self._mesh.current_map()
             asked = [ask(node, cluster.version) for node in self.primaries(cluster, bucket)]
             answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -160,7 +167,7 @@ async def _in_columns(ask: Callable[[str], Awaitable[EntryPage]], plain: KeyFilt
     found, after, more = ListingColumns(), "", True
     while more:
         page = await ask(after)
-        if not plain([entry.key for entry in page.entries]):
+        if not plain.accepts([entry.key for entry in page.entries]):
             return None
         found.extend([(entry.key, entry.etag, entry.size) for entry in page.entries])
         after, more = page.next_after, page.truncated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,8 +12,12 @@ from meshd.core.api_errors import BatchError
 from meshd.core.listing_columns import ListingColumns
 from meshd.datasets.snapshot_build_cache import result_name
 from meshd.datasets.snapshot_capacity import LISTED_BYTES, SnapshotCapacity
+from meshd.datasets.source_listings import SourceListings
 from meshwire.dataset.build_snapshot import build_from_objects
-from meshwire.dataset.fields import parse_fields
+from meshwire.dataset.fields import parse_fields, parse_source
+
+if TYPE_CHECKING:
+    from meshd.core.listing_columns import KeyFilter
 
 FIELDS = parse_fields({"image": "jpg", "label": {"class": "prefix"}})
 OBJECTS = 40_000
@@ -69,3 +75,19 @@ def test_a_source_that_does_not_fit_into_memory_is_refused_while_it_is_listed() 
         capacity.require_room_to_list(1001, "s3://b/")
     assert refused.value.code == "TooLarge"
     SnapshotCapacity().require_room_to_list(1 << 40, "")
+
+
+def test_a_listing_that_begins_again_counts_its_objects_again() -> None:
+    """As in a mesh whose map changes meanwhile: the pages that came before are listed once more."""
+
+    class Mesh:
+        async def list_columns(self, bucket: str, prefix: str, plain: KeyFilter) -> Any:
+            for _ in range(4):
+                plain.begin()
+                assert plain.accepts(["a.jpg"] * 600)
+            return ListingColumns(), None
+
+    mesh: Any = Mesh()
+    listings = SourceListings(mesh, mesh, SnapshotCapacity(lambda: 2 * 1000 * LISTED_BYTES))
+    found, _ = asyncio.run(listings.objects(parse_source("s3://b/"), "objects"))
+    assert isinstance(found, ListingColumns)
