@@ -33,8 +33,12 @@ from tests.support.fork_server_main import NodeForker, renew_shared_memory
 if TYPE_CHECKING:
     from tests.support.fork_server_main import Request
 
-_LATER: Final = {"torch": ("torch._dynamo",), "botocore": ("awscli.clidriver", "awscli.handlers")}
-"""What programs that have loaded a library load when they first use it: torch's optimizers, the AWS CLI."""
+_LATER: Final = {"torch": ("torch._dynamo",)}
+"""What programs that have loaded a library load when they first use it: torch's optimizers do.
+
+Not the AWS CLI: when it is loaded, it takes the folder of its cache of credentials from HOME, and each page
+of the docs has its own.
+"""
 
 
 def main() -> None:
