@@ -7,7 +7,8 @@ have the results of several keys. `LongRunningCalls` runs at most one call per
 key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
 come back. `finish_before_cancel` lets what cannot be taken back end before its caller does.
 `CooperativeYield` yields by elapsed time, not by count, because users control what one item
-costs. Loops that wait for the next tick wake their process together.
+costs. Loops that wait for the next tick wake their process together. `poll_in_thread` asks a condition
+that may block without waking the event loop until it is true.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -34,6 +37,41 @@ async def sleep_to_tick(seconds: float) -> None:
     due = now + round(seconds * 1000)
     early = (due - 37 * os.getpid()) % _TICK_MS
     await asyncio.sleep((due - early - now) / 1000 if 2 * early <= due - now else seconds)
+
+
+async def poll_in_thread(condition: Callable[[], bool], seconds: float) -> None:
+    """Waits until `condition()` is true, which a thread of its own asks every so many seconds; it may block.
+
+    The event loop sleeps meanwhile. A call of `asyncio.to_thread` instead wakes it, and two threads contend
+    for the interpreter: a dozen wake-ups for one question. Raises what `condition` raises.
+    """
+    loop, left = asyncio.get_running_loop(), threading.Event()
+    outcome: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: Exception | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+    def poll() -> None:
+        error = None
+        try:
+            while not condition():
+                if left.wait(seconds):
+                    return
+        except Exception as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=poll, name="poll", daemon=True).start()
+    try:
+        await outcome
+    finally:
+        left.set()
 
 
 class BackgroundTasks:

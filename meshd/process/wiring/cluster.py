@@ -49,6 +49,7 @@ from meshd.server.proxy.hops import BucketRevisions, HopSigner
 from meshd.store.disks.health_monitor import DiskState
 from meshd.store.replica.inventory import HeldName, HeldVersion
 from meshd.util import shared_counters
+from meshd.util.async_tasks import poll_in_thread
 from meshd.util.disk_space import measure_disk_space
 from meshd.util.shared_counters import InLoopThrottle
 from meshwire.cluster import Node as Member
@@ -242,6 +243,7 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
 _disk_log = logging.getLogger("meshd.disks")
 _DISK_PROBES: Final = 4  # further probes of a disk that failed one, before the next round
 _PROBE_INTERVAL: Final = 1.0  # seconds between two of them
+_PRESENCE_INTERVAL: Final = 0.5  # seconds between two looks whether disks are still there
 _REPORT_TIMEOUT: Final = 5.0  # seconds for the report to the control store
 
 
@@ -318,8 +320,10 @@ async def _stop_node(node: NodeContext, states: Sequence[DiskState]) -> None:
 
 
 async def replace_disks(node: NodeContext) -> None:
-    """Take disks that were emptied or removed out of service, and put empty ones into service."""
-    monitors = await asyncio.to_thread(lambda: [each for each in _watched(node) if each.misses_disks()])
+    """Wait until disks were emptied or removed, or are out of service; take the former out of service, and
+    put empty ones into service."""
+    monitors = _watched(node)
+    await poll_in_thread(lambda: any(each.misses_disks() for each in monitors), _PRESENCE_INTERVAL)
     for monitor in monitors:
         await monitor.check_missing_disks()
 
