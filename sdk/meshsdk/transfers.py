@@ -21,13 +21,19 @@ from urllib.parse import urlencode
 
 from meshsdk.client import multipart_upload
 from meshsdk.client.error_responses import explained, parsed
-from meshsdk.client.object_info import read_info
 from meshsdk.client.request import (
     Request,
     get_request,
     object_headers,
     object_path,
     write_conditions,
+)
+from meshsdk.client.verified_reads import (
+    VERIFIED_BYTES,
+    declared,
+    fetch_checksum,
+    with_checksum,
+    write_body,
 )
 from meshsdk.errors import ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
     from meshsdk.client.multipart_upload import Part
     from meshsdk.client.object_info import ObjectInfo
     from meshsdk.client.s3_client import Client
+    from meshsdk.client.verified_reads import ObjectChecksum
+    from meshwire.checksums.body_checksums import Hasher
 
     Progress = Callable[[int], None]
 
@@ -320,7 +328,8 @@ def download(
     The file appears under its name when it is complete, with the rights of the one that it replaces. Into a
     device or a pipe, the bytes are written one after the other. Parts are fetched concurrently, all of the
     same version. `progress` is called with the number of bytes received; the number is negative when a part
-    is retried. Raises NotFoundError, and PreconditionError if the object is replaced during the download.
+    is retried. Raises NotFoundError, PreconditionError if the object is replaced during the download, and
+    ServerError if the bytes do not match the checksum of the object (see docs/disks.md).
     """
     tuning = tuning or Tuning()
     there = _status(path)
@@ -329,21 +338,30 @@ def download(
     name = os.fsdecode(os.fsencode(path.name)[:200])  # of 255 bytes that a name may have
     beside = path.with_name(f".{name}.{secrets.token_hex(8)}.part")
     try:
-        with beside.open("xb") as file:
+        with beside.open("x+b") as file:
             if there is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
             info = _fetch_first(client, bucket, key, file.fileno(), tuning, progress)
+            large = info.size > VERIFIED_BYTES
+            checksum = fetch_checksum(client.transport, bucket, key, info.etag) if large else None
+
+            def fetch(start: int, length: int) -> tuple[str, int]:
+                def write(response: Response) -> str:
+                    hasher = checksum.hasher() if checksum else None
+                    write_body(response, file.fileno(), start, progress, hasher)
+                    return hasher.base64() if hasher else ""
+
+                return client.transport.call(
+                    get_request(bucket, key, start, length, info.etag), write
+                ), length
+
             starts = range(tuning.part, info.size, tuning.part)
-
-            def fetch(start: int, length: int) -> None:
-                request = get_request(bucket, key, start, length, info.etag)
-                client.transport.call(
-                    request, lambda response: _write_body(response, file.fileno(), start, progress)
-                )
-
-            _in_parallel(
+            parts = _in_parallel(
                 tuning.parallel, fetch, ((start, min(tuning.part, info.size - start)) for start in starts)
             )
+            if checksum is not None:
+                first = min(tuning.part, info.size)
+                checksum.compare_parts([(checksum.of_file(file.fileno(), first), first), *parts])
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -374,7 +392,7 @@ def _fetch_first(
     try:
         return client.transport.call(
             get_request(bucket, key, 0, tuning.part, None),
-            lambda response: _write_body(response, descriptor, 0, progress),
+            lambda response: write_body(response, descriptor, 0, progress),
         )
     except NotFoundError as error:
         raise explained(error, bucket, key) from error
@@ -384,51 +402,45 @@ def _fetch_first(
         return client.head(bucket, key)
 
 
-def _write_body(response: Response, descriptor: int, start: int, progress: Progress) -> ObjectInfo:
-    done = 0
-    if start and response.status != 206:
-        raise MeshError(
-            "the server ignores byte ranges: pass a larger part= to fetch the object in one request"
-        )
-    try:
-        for piece in response.pieces(MIB):
-            os.pwrite(descriptor, piece, start + done)
-            done += len(piece)
-            progress(len(piece))
-    except BaseException:
-        progress(-done)  # the part will be requested again
-        raise
-    total = response.headers.get("content-range", "").rpartition("/")[2]
-    return read_info(response, int(total) if total.isdigit() else done)
-
-
 def stream(
     client: Client, bucket: str, key: str, *, offset: int = 0, length: int | None = None
 ) -> Iterator[bytes]:
     """Iterate over the bytes of an object in pieces of at most 1 MiB, with one piece in memory.
 
     After a broken connection the stream continues at the same byte, with the same version of the object.
-    `offset` and `length` (in bytes; None: to the end) select a range. Raises NotFoundError, and
-    PreconditionError if the object is replaced meanwhile.
+    `offset` and `length` (in bytes; None: to the end) select a range. Raises NotFoundError,
+    PreconditionError if the object is replaced meanwhile, and after the last byte of a whole object
+    ServerError if the bytes do not match its checksum.
     """
     etag: str | None = None
     end = None if length is None else offset + length
+    checksum: ObjectChecksum | None = None
+    hasher: Hasher | None = None
     while end is None or offset < end:
         begun = offset
         request = get_request(bucket, key, offset, None if end is None else end - offset, etag)
+        if offset == 0 and end is None:
+            request = with_checksum(request)
         try:
             response, release = client.transport.open(request)
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
+        if offset == 0 and end is None:
+            checksum = declared(response.headers, bucket, key)
+            hasher = checksum.hasher() if checksum else None
         try:
             for piece in response.pieces(MIB):
                 offset += len(piece)
+                if hasher is not None:
+                    hasher.update(piece)
                 yield bytes(piece)
         except ConnectError:
             if offset == begun:  # no progress at all: the network is down, not just this connection
                 raise
             etag = conditional_requests.unquote_etag(response.headers.get("etag", ""))
         else:
+            if checksum is not None and hasher is not None:
+                checksum.compare(hasher.base64())
             return
         finally:
             release()

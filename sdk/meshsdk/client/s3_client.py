@@ -1,8 +1,8 @@
 """The S3 client, and `connect`, which creates one from arguments and the environment.
 
 Law: each method sends one request; `transfers` builds large transfers from several. Writes carry a
-crc64nvme checksum, and a read must have the length that the server announced. Thread-safe; pickles without
-its sockets.
+crc64nvme checksum; a read must have the length that the server announced and, if it is of a whole object,
+the checksum. Thread-safe; pickles without its sockets.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from meshsdk.client.request import (
 )
 from meshsdk.client.settings import load_settings
 from meshsdk.client.transport import Transport
+from meshsdk.client.verified_reads import VERIFIED_BYTES, declared, with_checksum
 from meshsdk.errors import ConfigurationError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from meshsdk.client.gather import Gathered, Item
-    from meshsdk.client.http_connection import Buffer
+    from meshsdk.client.http_connection import Buffer, Response
     from meshsdk.client.settings import Settings
+    from meshsdk.client.verified_reads import ObjectChecksum
     from meshwire.s3.result_types import (
         BucketEntry,
         DeleteFailure,
@@ -199,18 +201,30 @@ class Client:
         """Return the bytes of an object, or of a `member` of an archive.
 
         `offset` and `length` (in bytes; None: to the end) select a range. Raises NotFoundError, and with
-        `etag` PreconditionError if the object has another ETag. For objects that do not fit in memory, use
-        `transfers.download` or `transfers.stream`.
+        `etag` PreconditionError if the object has another ETag; and ServerError if the bytes of a whole
+        object do not match its checksum. For objects that do not fit in memory, use `transfers.download` or
+        `transfers.stream`.
         """
         if length == 0:
             return b""
         request = get_request(bucket, key, offset, length, etag)
         if member is not None:
             request = replace(request, query=query_string(member=member))
+        elif offset == 0 and length is None:
+            request = with_checksum(request)
+
+        def read(response: Response) -> tuple[bytes, ObjectChecksum | None]:
+            return response.read(1 << 40), declared(response.headers, bucket, key)
+
         try:
-            return self.transport.call(request, lambda response: response.read(1 << 40))
+            data, checksum = self.transport.call(request, read)
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
+        if checksum is not None and len(data) > VERIFIED_BYTES:
+            hasher = checksum.hasher()
+            hasher.update(data)
+            checksum.compare(hasher.base64())
+        return data
 
     def put(
         self,

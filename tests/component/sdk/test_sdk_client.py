@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import mmap
 import os
 import pickle
 import threading
@@ -232,6 +233,49 @@ def test_a_failed_download_leaves_nothing(client: mesh.Client, bucket: str, tmp_
     with pytest.raises(NotFoundError, match="mesh ls"):
         download(client, bucket, "nope", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def _flip(daemon: Daemon, stored: bytes) -> None:
+    """Flip a bit of these bytes, which only one data file has, where they lie on the node's disk."""
+    for path in (daemon.data_dir / "extents").rglob("*.tar"):
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            if (found := mapped.find(stored)) >= 0:
+                mapped[found] ^= 1
+                return
+    raise AssertionError("no data file has these bytes")
+
+
+@pytest.mark.parametrize("where", [0, 6 * MIB], ids=["first part", "second part"])
+def test_damage_on_a_disk_is_no_file(
+    client: mesh.Client, daemon: Daemon, bucket: str, tmp_path: Path, where: int
+) -> None:
+    """The node sends large objects without seeing their bytes."""
+    data = os.urandom(7 * MIB)
+    client.put(bucket, "k", data)
+    download(client, bucket, "k", tmp_path / "sound", tuning=PARTS)
+    assert (tmp_path / "sound").read_bytes() == data == client.get(bucket, "k")
+    _flip(daemon, data[where : where + 4096])
+    with pytest.raises(ServerError, match="mesh cluster scrub") as caught:
+        download(client, bucket, "k", tmp_path / "out", tuning=PARTS)
+    assert caught.value.code == "Damaged"
+    assert [path.name for path in tmp_path.iterdir()] == ["sound"]
+    with pytest.raises(ServerError, match="mesh cluster scrub"):
+        client.get(bucket, "k")
+    with pytest.raises(ServerError, match="mesh cluster scrub"):
+        list(stream(client, bucket, "k"))
+    assert len(client.get(bucket, "k", offset=1)) == len(data) - 1  # a range has no checksum
+
+
+def test_parts_are_compared_with_the_checksum_of_the_object(
+    client: mesh.Client, daemon: Daemon, bucket: str, tmp_path: Path
+) -> None:
+    data = os.urandom(11 * MIB)
+    upload(client, io.BytesIO(data), bucket, "k", tuning=PARTS)
+    download(client, bucket, "k", tmp_path / "out", tuning=Tuning(part=2 * MIB + 1))
+    assert (tmp_path / "out").read_bytes() == data == b"".join(stream(client, bucket, "k"))
+    _flip(daemon, data[-4096:])
+    with pytest.raises(ServerError, match="crc64nvme"):
+        download(client, bucket, "k", tmp_path / "again", tuning=Tuning(part=2 * MIB + 1))
 
 
 @pytest.mark.parametrize("letter", ["k", "ü", "漢"])
