@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshsdk.cli.command_base import EXIT_FAILED, shared_options
+from meshsdk.cli.documents import whole_hash
 from meshsdk.client.native_api import bad_samples
 from meshsdk.client.request import Request
 from meshsdk.errors import ConfigurationError
@@ -33,14 +34,14 @@ def bad() -> None:
 @click.argument("plan")
 @shared_options
 def list_bad(session: Session, plan: str) -> None:
-    """List the bad samples of PLAN (`loader.plan.hash`).
+    """List the bad samples of PLAN: `loader.plan.hash`, or its first digits as in `mesh plans ls`.
 
     \b
-    mesh bad ls 4f1c…e2
-    mesh bad ls 4f1c…e2 --json | jq -r .key
+    mesh bad ls 4f1c09e2
+    mesh bad ls 4f1c09e2 --json | jq -r .key
     """
     with session.make_client() as client:
-        listed = bad_samples(client.transport, plan)
+        listed = bad_samples(client.transport, whole_hash(client, "plans", plan))
     if not listed:
         session.tell("no bad samples: every requested sample of this plan could be prepared")
     for entry in listed:
@@ -68,11 +69,11 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
     """Prepare one POSITION of an epoch of PLAN again and report the result; exit code 1 if it is bad.
 
     \b
-    mesh replay 4f1c…e2 1093 --epoch 2
-    mesh replay 4f1c…e2 1093 --epoch 2 --save ./sample     # also save its stored files
+    mesh replay 4f1c09e2 1093 --epoch 2
+    mesh replay 4f1c09e2 1093 --epoch 2 --save ./sample     # also save its stored files
     """
-    address = FrameAddress(plan, epoch, 0, 0, 1, 1, origin=position)
     with session.make_client() as client:
+        address = FrameAddress(whole_hash(client, "plans", plan), epoch, 0, 0, 1, 1, origin=position)
         if save is not None:
             _save(session, client, address, save)
         try:

@@ -16,6 +16,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli.bench import OP_HELP, parse_op
 from meshsdk.cli.cat import KIND_OPTION, filtered_dataset, parse_fields
 from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.documents import whole_hash
 from meshsdk.cli.path_arguments import Remote, RemoteType, parse_location
 from meshsdk.errors import ConfigurationError
 from meshwire.plan.mix import BLOCK
@@ -53,7 +54,10 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--field", "fields", multiple=True, help="NAME=EXT[;EXT], NAME=@class [default: guessed].")
     @KIND_OPTION
     @click.option("--filter", "condition", help="Only samples for which this expression is true.")
-    @click.option("--snapshot", help="Hash of an existing snapshot to use instead of the current content.")
+    @click.option(
+        "--snapshot",
+        help="Hash of an existing snapshot, or its first digits, to use instead of the current content.",
+    )
     @click.option("--op", "ops", multiple=True, help=OP_HELP)
     @functools.wraps(command)
     def wrapped(
@@ -77,7 +81,8 @@ def dataset_options(command: Callable[..., Any]) -> Callable[..., Any]:
                     "a snapshot already has its fields and kind; leave out --field and --kind"
                 )
             wanted = parse_fields(fields) if fields else None
-            ds = open_dataset(str(url), wanted, kind=kind, snapshot=snapshot, client=client)
+            pinned = None if snapshot is None else whole_hash(client, "snapshots", snapshot)
+            ds = open_dataset(str(url), wanted, kind=kind, snapshot=pinned, client=client)
             done(f"{ds.snapshot.samples} samples pinned")
             return filtered_dataset(ds, condition, done).map(*made)
 

@@ -590,9 +590,11 @@ def test_bad_samples_are_listed_and_replayed(
     (entry,) = lines(mesh("bad", "ls", plan, "--json"))
     assert (entry["op"], entry["position"], entry["epoch"], entry["times"]) == ("decode+resize", 4, 0, 1)
     assert entry["key"] in mesh("bad", "ls", plan)
+    assert entry["key"] in mesh("bad", "ls", plan[:16])  # as `mesh plans ls` shows it
     folder = tmp_path / "sample"
     told = mesh("replay", plan, 3, "--save", folder)
     assert "position 3 of epoch 0: ok" in told
+    assert "position 3 of epoch 0: ok" in mesh("replay", plan[:16], 3)
     assert "image  uint8 [8, 8, 3]" in told
     assert [path.read_bytes() for path in folder.iterdir()] == [good]
     capfd.readouterr()
@@ -603,6 +605,8 @@ def test_bad_samples_are_listed_and_replayed(
     assert sorted(len(path.read_bytes()) for path in folder.iterdir()) == [50, len(good)]
     mesh("replay", "0" * 64, 0, code=3)
     mesh("bad", "ls", "0" * 64, code=3)
+    mesh("bad", "ls", "no-plan", code=2)
+    mesh("stats", f"s3://{bucket}/a", "--snapshot", dataset.snapshot.hash[:16])
 
 
 def test_what_a_replay_saves_stays_in_its_folder() -> None:

@@ -193,6 +193,13 @@ def slept(seconds: float) -> float:
     return measure_pace(marks, 1).step
 
 
+def test_a_plan_by_the_digits_that_a_listing_shows(
+    plain: str, signed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--steps", "2", "-b", "2", plain[:16]]) == 0
+    assert "preprocessing" in capsys.readouterr().out
+
+
 def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["s3://plain/train", "--op", "decode:image", "--op", "center_crop:image:8", "-b", "4"]
     assert run(["doctor", "--steps", "2", *arguments]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ import click
 from meshsdk.cli.bench import parse_op
 from meshsdk.cli.cat import KIND_OPTION, parse_fields
 from meshsdk.cli.command_base import shared_options
+from meshsdk.cli.documents import whole_hash
 from meshsdk.cli.path_arguments import SCHEME, parse_location
 from meshsdk.errors import ConfigurationError
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from meshsdk.open_dataset import Kind
     from meshtools.doctor.advice import Diagnosis
 
-_HASH = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]{6,64}")  # of a plan, or its first digits
 _VIEW = re.compile(r"[a-z0-9][a-z0-9.-]*--[a-z0-9.-]+")
 _USUAL_BATCH = 256
 _DOING = {
@@ -70,7 +72,7 @@ def doctor(
     mesh doctor -- torchrun --nproc-per-node 8 train.py
     mesh doctor s3://photos/train --op decode:image --op center_crop:image:224 -b 256 --step-time 0.05
     mesh doctor photos--train224
-    mesh doctor PLAN -b 256              a plan's hash: loader.plan.hash
+    mesh doctor 4f1c09e2 -b 256          a plan's hash, or its first digits: mesh plans ls
     """
     from meshtools.doctor import examine_plan, script_hook
     from meshtools.doctor.stage_times import RUNS
@@ -99,7 +101,9 @@ def doctor(
 
 
 def _is_target(text: str) -> bool:
-    return text.startswith(SCHEME) or any(form.fullmatch(text) for form in (_HASH, _VIEW))
+    if _HASH.fullmatch(text):
+        return shutil.which(text) is None  # six letters and more may be a command
+    return text.startswith(SCHEME) or _VIEW.fullmatch(text) is not None
 
 
 def _subject(
@@ -116,7 +120,8 @@ def _subject(
     fields, kind, condition, ops = dataset
     view = target.removeprefix(SCHEME).rstrip("/")
     if _HASH.fullmatch(target):
-        return plan_subject(client.transport, target, batch or _USUAL_BATCH, world or 1)
+        plan = whole_hash(client, "plans", target)
+        return plan_subject(client.transport, plan, batch or _USUAL_BATCH, world or 1)
     if _VIEW.fullmatch(view):
         return view_subject(client.transport, view, batch, world)
     made = [parse_op(op) for op in ops]
