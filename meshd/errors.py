@@ -6,6 +6,11 @@ a failure model of their own (config, store, control) define their errors beside
 
 from __future__ import annotations
 
+from typing import Final
+
+OWN_FILES: Final = "all files in the data directory must belong to the user who runs meshd: chown -R"
+"""What to do where a file cannot be opened because it belongs to somebody else."""
+
 
 class MeshdError(Exception):
     """Base of the daemon's own errors. `str()` is one line fit for an operator."""

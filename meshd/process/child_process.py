@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from meshd.errors import MeshdError
+from meshd.errors import OWN_FILES, MeshdError
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
@@ -190,13 +190,21 @@ def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
     try:
         spec.body(reporter)
     except Exception as error:
-        told = open_files_message(error) or (str(error) if isinstance(error, MeshdError) else "")
+        told = open_files_message(error) or _forbidden_file(error)
+        told = told or (str(error) if isinstance(error, MeshdError) else "")
         if not told:
             _log.exception("%s failed", spec.name)
         reporter.report_failure(told or f"{type(error).__name__}: {error}")
     else:
         return 0
     return 1
+
+
+def _forbidden_file(error: Exception) -> str:
+    """Return what to do about a file that belongs to another user, as after one start as root."""
+    if not isinstance(error, PermissionError) or not error.filename:
+        return ""
+    return f"{error.filename}: {error.strerror}; {OWN_FILES}"
 
 
 def prefer_oom_kill() -> None:

@@ -7,12 +7,14 @@ Law: a read opens a short transaction and closes it before anything waits. Write
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lmdb
 import msgspec
 
+from meshd.errors import OWN_FILES
 from meshd.store.disks.layout import FORMAT
 from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
 from meshd.store.index.change_log import ChangeLog, RecordedTable
@@ -117,6 +119,8 @@ class Index:
             )
         elif isinstance(error, _DAMAGE):
             advice = "run meshd fsck --rebuild"
+        elif os.strerror(errno.EACCES) in str(error):
+            advice = OWN_FILES
         else:
             advice = "remove the cause, then start again; if it stays, run meshd fsck --rebuild"
         return FormatError(f"the index at {self.path} cannot be opened ({error}): {advice}")

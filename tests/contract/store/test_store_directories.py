@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import lmdb
 import pytest
 from click.testing import CliRunner
 
@@ -160,6 +161,22 @@ def test_an_index_that_gets_no_memory_is_not_to_be_rebuilt(tmp_path: Path) -> No
     (settings.index_dir / "data.mdb").write_bytes(bytes(8192))
     with pytest.raises(FormatError, match="run meshd fsck --rebuild"):
         Store.recover(settings)
+
+
+def test_an_index_of_another_user_is_not_to_be_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After one start as root, or a backup that root has restored."""
+    settings = settings_at(tmp_path)
+    fill(settings)
+
+    def refuse(path: str, *_: object, **__: object) -> None:
+        raise lmdb.ReadonlyError(f"{path}: Permission denied")
+
+    monkeypatch.setattr(lmdb, "open", refuse)
+    with pytest.raises(FormatError, match=r"Permission denied.* chown -R") as refused:
+        Store.recover(settings)
+    assert "rebuild" not in str(refused.value)
 
 
 def test_a_first_start_that_died_is_begun_again(tmp_path: Path) -> None:
