@@ -32,6 +32,7 @@ from meshd.control.factory import open_control
 from meshd.control.identities import IdentityTable
 from meshd.control.migrations import migrate_control_state
 from meshd.errors import IndexLostError, MeshdError, StartupError
+from meshd.process import memory_usage
 from meshd.process.child_process import ChildSpec, describe_exit, fork_child
 from meshd.process.coordinator import run_coordinator
 from meshd.process.join_cluster import ROOT_MADE, join_cluster
@@ -134,6 +135,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
         require_tracing_library()
     _set_limits()
     _warn_if_open(settings.store.data_dir)
+    _warn_of_frame_cache(settings.transform.frame_cache_bytes)
     require_readable_index(settings.store)
     if settings.cluster.control is None:
         require_single_node(settings.store.data_dir)
@@ -258,6 +260,17 @@ def _warn_if_open(data_dir: Path) -> None:
     found = data_dir.stat()
     if found.st_uid == os.geteuid() and found.st_mode & 0o077:
         _log.warning("other users can read the data directory; chmod 700 it", extra={"path": str(data_dir)})
+
+
+def _warn_of_frame_cache(size: int) -> None:
+    """Warn of a cache that would take all memory, as of a unit that was mistaken: the kernel would kill
+    processes once it is full."""
+    room = memory_usage.memory_room()
+    if room is not None and size > room.whole:
+        _log.warning(
+            "frame-cache is more than the memory of this machine or control group; set a smaller one",
+            extra={"frame_cache": size, "memory": room.whole},
+        )
 
 
 def _check_audit(path: Path | None) -> None:
