@@ -14,6 +14,7 @@ import logging
 from collections import OrderedDict
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -29,7 +30,6 @@ from meshwire.origin import ANONYMOUS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Iterator, Sequence
-    from pathlib import Path
 
     from meshd.control.buckets import Bucket
     from meshd.origins.client.origin_api import (
@@ -211,6 +211,9 @@ def open_origin(name: str, origin: Description, directory: Path) -> Origin:
     )
 
     keep_freed_pages()
+    folder = Path(unquote(urlsplit(origin.url).path))
+    if origin.scheme == "file" and not folder.is_dir():
+        raise OriginRefusedError(f"the origin of {name}: there is no folder {folder} on this node")
     secrets = read_credentials(directory, origin.credentials)
     try:
         store = _store(origin, secrets)

@@ -34,7 +34,9 @@ def bad() -> None:
 @click.argument("plan")
 @shared_options
 def list_bad(session: Session, plan: str) -> None:
-    """List the bad samples of PLAN: `loader.plan.hash`, or its first digits as in `mesh plans ls`.
+    """List the bad samples of PLAN (`loader.plan.hash`).
+
+    The first digits of the hash suffice; `mesh plans ls` prints them.
 
     \b
     mesh bad ls 4f1c09e2

@@ -203,15 +203,15 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
             for name, each in found.items()
         ):
             return found
-        line = ", ".join(f"{name} {_percent(each)}" for name, each in found.items())
+        line = ", ".join(f"{name} {_percent(each, asked[name])}" for name, each in found.items())
         if line != shown and not session.as_json:
             click.echo(line, err=True)
             shown = line
         threading.Event().wait(0.5)
 
 
-def _percent(told: dict[str, Any] | None) -> str:
-    if not told:
+def _percent(told: dict[str, Any] | None, asked: int = 0) -> str:
+    if not told or told["asked"] < asked:  # what it tells is of an earlier scrub
         return "waiting"
     if not told["running"]:
         return "done" if told["compared"] else "comparing with other owners"

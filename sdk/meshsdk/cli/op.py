@@ -138,7 +138,7 @@ def collect_wheels(wheels: Sequence[str], requirements: Path | None) -> dict[str
 
 
 @click.command()
-@click.argument("what", metavar="OP|MODULE.py")
+@click.argument("what", metavar="OP|'OP KEY=VALUE …'|MODULE.py")
 @click.argument("samples", nargs=-1, required=True, metavar="s3://BUCKET/KEY…")
 @click.option("--op", "name", metavar="FUNCTION", help="The op of MODULE.py to test.  [its only one]")
 @click.option("--arg", "args", multiple=True, metavar="KEY=VALUE", help="An argument of the op; repeatable.")
@@ -178,13 +178,14 @@ def test(
     \b
     mesh op test augment.py --op brighten --arg gain=2 --before decode s3://photos/train/0001.jpg
     mesh op test augment/brighten --before decode s3://photos/train/ --limit 20
+    mesh op test 'resize size=64' --before decode s3://photos/train/
     mesh op test augment/brighten --before decode --after 'encode format=png' --save ./out
     s3://photos/train/
     """
     brought = collect_wheels(wheels, requirements)
     with session.make_client() as client:
         tried = _spec(client, what, name, brought)
-        tried["args"] = parse_op(" ".join(["op", *args]))["args"]
+        tried["args"] = tried.get("args", {}) | parse_op(" ".join(["op", *args]))["args"]
         chain = [*map(parse_op, before), tried, *map(parse_op, after)]
         keys = list(_samples(client, samples, limit))
         trials = op_catalog.try_ops(client.transport, chain, keys, seed=seed, results=save is not None)
@@ -193,7 +194,8 @@ def test(
     wrong = [trial for trial in trials.results if trial.error or trial.repeats is not True]
     left = len(keys) - len(trials.results)
     version = next(version for op, version in trials.ops if op == tried["op"])
-    text = f"{tried['op']} {version[:_SHORT]}… outputs {trials.output}: "
+    shown = version if len(version) <= _SHORT else f"{version[:_SHORT]}…"
+    text = f"{tried['op']} {shown} outputs {trials.output}: "
     text += f"{len(trials.results) - len(wrong)} of {len(keys)} correct"
     session.show(
         text + (f", {left} not reached in time" if left else ""),
@@ -209,7 +211,7 @@ def test(
 def _spec(client: Client, what: str, name: str | None, wheels: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the op under test; a file is pushed as a draft."""
     if not what.endswith(".py"):
-        return {"op": what}
+        return parse_op(what)
     pushed = _push(client, Path(what), None, wheels, draft=True)
     names = [str(item["op"]) for item in pushed.ops]
     wanted = f"{pushed.module}/{name}" if name else names[0]

@@ -11,6 +11,7 @@ import re
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote
 
 from meshsdk.errors import NotFoundError, server_error
 from meshwire.errors import S3Error
@@ -27,6 +28,7 @@ _MAX_ERROR_BODY = 1 << 20
 _TAG = re.compile("<[^>]*>?")
 _BARE_CODES = {404: "NotFound", 403: "Forbidden", 304: "NotModified", 412: "PreconditionFailed"}
 """Error codes of responses without a body, such as the refusal of a HEAD."""
+_BARE_REFUSAL = "Check what the keys may do: looking at an object needs s3:GetObject. A HEAD gives no reason."
 _REFUSALS = frozenset({400, 403, 404, 405, 501})
 _UNKNOWN = frozenset({400, 404, 405, 410, 501})
 _UNEQUAL = (
@@ -53,6 +55,10 @@ def read_error(response: Response, request: Request) -> MeshError:
     name = response.headers.get("server", "")
     strange = request.path.startswith("/-/") and response.status in _REFUSALS and not name.startswith("meshd")
     advice = _STRANGER.format(name=name or "no name") if strange else ""
+    if not body and response.status == 403:
+        what = f"s3:/{unquote(request.path)}: access denied"
+        request_id = response.headers.get("x-amz-request-id", "")
+        return server_error(403, _BARE_CODES[403], what, request_id=request_id, advice=_BARE_REFUSAL)
     return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""), advice)
 
 

@@ -606,6 +606,8 @@ def test_bad_samples_are_listed_and_replayed(
     mesh("replay", "0" * 64, 0, code=3)
     mesh("bad", "ls", "0" * 64, code=3)
     mesh("bad", "ls", "no-plan", code=2)
+    told = mesh("op", "test", "resize size=8", "--before", "decode", f"s3://{bucket}/a/0.png")
+    assert re.search(r"^resize \d+ outputs .*1 of 1 correct", told, re.MULTILINE)
     mesh("stats", f"s3://{bucket}/a", "--snapshot", dataset.snapshot.hash[:16])
 
 

@@ -20,7 +20,7 @@ from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.client.settings import load_settings, parse_endpoint
 from meshsdk.client.transport import Transport
-from meshsdk.errors import ConnectError, DeadlineError, NotFoundError, ServerError
+from meshsdk.errors import AccessError, ConnectError, DeadlineError, NotFoundError, ServerError
 from meshsdk.transfers import stream
 from tests.support.bounded_wait import await_end
 
@@ -273,6 +273,14 @@ def test_refusals(
     canned.answers.append(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
     with pytest.raises(kind, match=words):
         transport.text(GET)
+
+
+def test_the_refusal_of_a_head_names_what_it_was_for(canned: Canned, transport: Transport) -> None:
+    """It has no body with a reason."""
+    canned.answers.append(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nx-amz-request-id: R7\r\n\r\n")
+    with pytest.raises(AccessError, match=r"s3://bkt/a b: access denied .*s3:GetObject") as caught:
+        Client(transport.settings).head("bkt", "a b")
+    assert (caught.value.code, caught.value.request_id) == ("Forbidden", "R7")
 
 
 def test_a_refusal_that_comes_while_the_body_is_still_sent(canned: Canned, transport: Transport) -> None:

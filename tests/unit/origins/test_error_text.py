@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from meshd.origins.client.obstore_origin import ObstoreOrigin, failure_reason
 from meshd.origins.client.origin_api import OriginDownError, OriginRefusedError
+from meshd.origins.client.origin_pool import open_origin
+from meshwire.origin import parse_origin
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HEAD = "Generic S3 error: Error performing GET http://10.0.0.1:9000/b/k-in 3.s in 368.003435ms"
 RETRIED = ", after 4 retries, max_retries: 4, retry_timeout: 8s "
@@ -83,3 +88,11 @@ def test_credentials_that_ran_out_are_refused_whatever_the_status() -> None:
 def test_a_page_of_any_length_costs_nothing(page: str) -> None:
     """What an origin answers is its own: no search in it takes the square of its length."""
     assert failure_reason(page) == page[:160]
+
+
+def test_a_folder_that_the_node_lacks_is_named(tmp_path: Path) -> None:
+    described = parse_origin({"url": f"file://{tmp_path}/my%20scans"})
+    with pytest.raises(OriginRefusedError, match=r"no folder /.*/my scans on this node"):
+        open_origin("scans", described, tmp_path)
+    (tmp_path / "my scans").mkdir()
+    open_origin("scans", described, tmp_path)

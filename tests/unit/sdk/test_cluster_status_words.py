@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshsdk.cli.cluster import _lines
+from meshsdk.cli.cluster import _lines, _percent
 
 
 def node(name: str, state: str = "up", *, only_copies: bool = False) -> dict[str, Any]:
@@ -150,3 +150,10 @@ def test_of_two_clocks_that_differ_none_is_called_wrong() -> None:
     lines = said(*nodes, clocks_agree=False)
     assert "the clocks of n1, n2 differ by 95 s" in lines[0]
     assert "its clock is 95 s ahead of n1's: set the one whose `date -u` is wrong" in lines[-1]
+
+
+def test_a_scrub_that_was_asked_for_is_not_told_as_the_one_before() -> None:
+    told = {"asked": 3, "running": False, "compared": True, "bytes": 5, "total": 10}
+    assert _percent(told, 4) == "waiting"
+    assert _percent(told, 3) == "done"
+    assert _percent(told | {"asked": 4, "running": True, "compared": False}, 4) == "50%"
