@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from meshd.control.control_api import ABSENT, VersionConflictError, Write
+from meshd.control.control_api import ABSENT, ControlError, VersionConflictError, Write
 from meshd.util.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=msgspec.Struct)
 _PATIENCE: Final = 1.0
-"""Seconds that `get_fresh` waits."""
+"""Seconds that `get_fresh` and `get_latest` wait."""
 
 
 class CachedTopic(Generic[D]):
@@ -76,6 +76,29 @@ class CachedTopic(Generic[D]):
                             if change.key == key:
                                 break
         return self.current().get(name)
+
+    async def get_latest(self, name: str) -> D | None:
+        """Returns a document as the engine had it when it was asked, or later, whatever other processes have
+        written before. Raises ControlError if the engine does not answer within a second, or if the cache
+        is as far behind."""
+        wanted: int | None = None
+        try:
+            async with timeout(_PATIENCE):
+                wanted = await self._control.get_version(self._key(name))
+                if not self._has_reached(name, wanted):
+                    async with aclosing(self._control.watch(self._topic)) as changes:
+                        async for _ in changes:
+                            if self._has_reached(name, wanted):
+                                break
+        except TimeoutError:
+            if wanted is None or not self._has_reached(name, wanted):
+                raise ControlError(f"the control store did not tell of {self._key(name)} in time") from None
+        return self.current().get(name)
+
+    def _has_reached(self, name: str, version: int) -> bool:
+        """Returns whether the cache has this version of a document or a later one; ABSENT: it was removed."""
+        known = self.version(name)
+        return known >= version if version != ABSENT else known == ABSENT
 
     async def put(self, name: str, document: D, *, expect: int | None = None) -> int:
         """Writes a document. Raises VersionConflictError."""

@@ -110,10 +110,10 @@ class JobTable:
     def get(self, job_id: str) -> Job | None:
         return self._documents.current().get(job_id)
 
-    async def get_fresh(self, job_id: str) -> Job | None:
-        """Returns a job that another worker or node may have just started: asks the engine if the job is not
-        cached."""
-        return await self._documents.get_fresh(job_id)
+    async def get_latest(self, job_id: str) -> Job | None:
+        """Returns a job as the engine has it, also if another worker or node has just started or ended it.
+        Raises ControlError if that takes too long."""
+        return await self._documents.get_latest(job_id)
 
     def list_all(self) -> Mapping[str, Job]:
         """Returns every job by id."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from meshd.auth.required_actions import RequiredAction
+from meshd.control.control_api import ControlError
 from meshd.control.jobs import TOPIC, Job
 from meshd.core.api_errors import BatchError, busy
 from meshd.jobs.authorization import capture_principal, is_same_credential
@@ -79,6 +80,7 @@ class JobService:
             now = self._clock.now_ms()
             return Job(job_id, spec.kind, text, principal, now, run=run, node=self._mesh.node_id)
 
+        await self._table.get_latest(job_id)  # another node may have ended it, and this one would join it
         job = await self._table.update_job(job_id, decide)
         assert job is not None
         return job_to_json(job)
@@ -147,11 +149,13 @@ class JobService:
 
     async def describe(self, caller: Caller, job_id: str) -> dict[str, Any]:
         """Return a job. Raises BatchError NoSuchJob."""
-        return job_to_json(await self._seek(caller, job_id))
+        await self._catch_up(job_id)
+        return job_to_json(self._find(caller, job_id))
 
     async def wait(self, caller: Caller, job_id: str, seconds: float) -> dict[str, Any]:
         """Return a job as `describe` does, when it has ended or after that many seconds (at most 30)."""
-        job = await self._seek(caller, job_id)
+        await self._catch_up(job_id)
+        job = self._find(caller, job_id)
         with suppress(TimeoutError):
             async with (
                 timeout(min(seconds, MAX_WAIT)),
@@ -167,7 +171,8 @@ class JobService:
 
         With `pause`, the job can be started again later. Raises BatchError NoSuchJob.
         """
-        await self._seek(caller, job_id)
+        await self._catch_up(job_id)
+        self._find(caller, job_id)
 
         def decide(present: Job | None) -> Job | None:
             if present is not None and present.state == "paused" and not pause:
@@ -179,10 +184,11 @@ class JobService:
         job = await self._table.update_job(job_id, decide)
         return job_to_json(job if job is not None else self._find(caller, job_id))
 
-    async def _seek(self, caller: Caller, job_id: str) -> Job:
-        """Find a job like `_find`, also if another worker or node has just started it."""
-        await self._table.get_fresh(job_id)
-        return self._find(caller, job_id)
+    async def _catch_up(self, job_id: str) -> None:
+        """Wait until this process knows what any worker or node has recorded of a job; while the control
+        store does not answer, what is known is told."""
+        with suppress(ControlError):
+            await self._table.get_latest(job_id)
 
     def _find(self, caller: Caller, job_id: str) -> Job:
         job = self._table.get(job_id)
