@@ -97,6 +97,21 @@ def test_every_module_of_the_operators_image_loads() -> None:
     assert int(done.stdout) > 50
 
 
+CHOOSE_WHEELS = (
+    "from meshd.transform.sandbox.wheel_tags import choose_wheels\n"
+    "print(*choose_wheels(['lib-1.0-py3-none-any.whl']))"
+)
+
+
+def test_a_daemon_of_the_image_chooses_the_wheels_of_user_ops() -> None:
+    """What that needs is imported with the first such op: a start does not tell whether it is there."""
+    done = run(ImageEnvironment.read(MESHD), CHOOSE_WHEELS)
+    assert done.stdout.split() == ["lib-1.0-py3-none-any.whl"], done.stderr
+    done = run(without(MESHD, "packaging"), CHOOSE_WHEELS)
+    assert done.returncode != 0
+    assert "No module named 'packaging'" in done.stderr
+
+
 def test_a_daemon_of_the_image_serves_objects_user_ops_and_batches() -> None:
     image = ImageEnvironment.read(MESHD)
     with forked_from(None), Daemon.start(env=image.variables) as daemon:
@@ -112,7 +127,7 @@ def test_a_daemon_of_the_image_serves_objects_user_ops_and_batches() -> None:
         assert daemon.stop() == 0
 
 
-@pytest.mark.parametrize("library", ["packaging", "lmdb"])
+@pytest.mark.parametrize("library", ["uvloop", "lmdb"])
 def test_a_daemon_without_what_it_needs_does_not_start(library: str) -> None:
     image = without(MESHD, library)
     with (

@@ -26,6 +26,8 @@ IMAGE, FACTS = PLACE / "node.tar.xz", PLACE / "node.json"
 ROOT = {"MESHD_ROOT_ACCESS_KEY": "MESHROOTIMAGE", "MESHD_ROOT_SECRET_KEY": "of-nobody-but-this-test"}
 PART = b"part" * (5 << 18)
 FIELDS = {"text": {"ext": ["txt"]}}
+AGELESS = ("--stale-uploads", "0", "--keep-documents", "0")
+"""The image gets older every day; what it has is kept all the same."""
 _PASSING = ("run", "view-uses", "clock", "lock", "lock.mdb", "locks")
 """What a daemon makes anew."""
 
@@ -113,7 +115,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def daemon(directory: Path) -> Iterator[Daemon]:
-    with Daemon.start(directory, env=ROOT) as running:
+    with Daemon.start(directory, args=AGELESS, env=ROOT) as running:
         yield running
 
 
