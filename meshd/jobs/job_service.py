@@ -80,7 +80,6 @@ class JobService:
             now = self._clock.now_ms()
             return Job(job_id, spec.kind, text, principal, now, run=run, node=self._mesh.node_id)
 
-        await self._table.get_latest(job_id)  # another node may have ended it, and this one would join it
         job = await self._table.update_job(job_id, decide)
         assert job is not None
         return job_to_json(job)

@@ -3,6 +3,7 @@
 Law: the job table is authoritative, also for which node runs a job. The runner starts every queued or
 running job of its node that is not in progress, and takes over jobs of lost nodes as new runs. It
 retries when other nodes do not answer. A job's end is recorded when nothing of its run is written any more.
+While the control store cannot be used, running jobs go on, and what they have to record waits.
 Invariant: a failing job ends only itself.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.control.control_api import ControlError
 from meshd.control.jobs import TOPIC
 from meshd.core.api_errors import BatchError
 from meshd.jobs.authorization import run_while_authorized, snapshot_authorization
@@ -85,7 +87,7 @@ class JobRunner:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._freed, self._looking = asyncio.Event(), asyncio.Lock()
         self._ending: set[str] = set()  # runs that were cancelled
-        self._stopping = False
+        self._stopping = self._is_behind = False  # behind: the control store could not be used
 
     def __repr__(self) -> str:
         return f"<JobRunner of {sorted(self._running)}>"
@@ -119,7 +121,7 @@ class JobRunner:
                     await self._freed.wait()
             freed = self._freed.is_set()
             self._freed.clear()
-            if freed or not self._mesh.single_node:
+            if freed or self._is_behind or not self._mesh.single_node:
                 await self._reconcile()
 
     def _is_mine(self, job: Job) -> bool:
@@ -147,9 +149,16 @@ class JobRunner:
         await self._table.update_job(job.job_id, decide)
 
     async def _reconcile(self) -> None:
-        """Start and stop runs as the job table says."""
+        """Start and stop runs as the job table says; what the control store prevents is done later."""
         async with self._looking:
-            await self._reconcile_locked()
+            try:
+                await self._reconcile_locked()
+            except ControlError as error:
+                if not self._is_behind:
+                    _log.warning("jobs wait: the control store cannot be used", extra={"why": str(error)})
+                self._is_behind = True
+            else:
+                self._is_behind = False
 
     async def _reconcile_locked(self) -> None:
         jobs = self._table.list_all()
@@ -167,7 +176,7 @@ class JobRunner:
             elif job.cancel and task is not None:
                 self._cancel_run(job.job_id, task)
             elif job.cancel:
-                await self._end(job.job_id, _stopped(job))
+                await self._end(job.job_id, _stopped(job), wait=False)
             elif task is None and len(self._running) < AT_A_TIME:
                 self._begin(job)
         metrics.jobs_waiting.set(sum(map(self._is_mine, alive)) - len(self._running))
@@ -240,7 +249,7 @@ class JobRunner:
             started_ms=job.started_ms or self._clock.now_ms(),
             node=self._mesh.node_id,
         )
-        await self._table.update_job(job.job_id, lambda now: _merged(now, began))
+        await self._record(job.job_id, lambda now: _merged(now, began))
         failpoints.hit("jobs.begun")
         spec = parse_job(job.spec)
         look = partial(snapshot_authorization, job.principal, spec, self._identities, self._buckets)
@@ -268,14 +277,37 @@ class JobRunner:
             rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
             at, moved = now, tally.moved
             save = partial(self._saved, tally=tally, rate=rate)
-            await self._table.update_job(job_id, save)
+            with suppress(ControlError):
+                await self._table.update_job(job_id, save)
 
     def _saved(self, job: Job | None, tally: ProgressCounter, rate: float) -> Job | None:
         return _saved(job, tally, rate) if job is not None and self._is_mine(job) else None
 
+    async def _record(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> None:
+        """Update a job's record as soon as the control store can be used."""
+        told = False
+        while True:
+            try:
+                await self._table.update_job(job_id, decide)
+            except ControlError as error:
+                if not told:
+                    why = {"job": job_id, "why": str(error)}
+                    _log.warning("a job waits: the control store cannot be used", extra=why)
+                told = True
+                await asyncio.sleep(_LOOK_EVERY)
+            else:
+                return
+
     async def _end(
-        self, job_id: str, state: State, tally: ProgressCounter | None = None, error: str = ""
+        self,
+        job_id: str,
+        state: State,
+        tally: ProgressCounter | None = None,
+        error: str = "",
+        *,
+        wait: bool = True,
     ) -> None:
+        """Record the end of a job. `wait`: until the control store can be used; else raises ControlError."""
         now = self._clock.now_ms()
 
         def decide(job: Job | None) -> Job | None:
@@ -284,7 +316,7 @@ class JobRunner:
             saved = job if tally is None else _saved(job, tally, 0.0)
             return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
 
-        await self._table.update_job(job_id, decide)
+        await (self._record if wait else self._table.update_job)(job_id, decide)
         metrics.jobs_ended.labels(state).inc()
         failpoints.hit("jobs.ended")
         await self._plan_store.delete_job_scratch(job_id)

@@ -12,11 +12,14 @@ import msgspec
 import pytest
 
 from meshd.control.buckets import BucketTable
+from meshd.control.control_api import ControlError
 from meshd.control.identities import Account, IdentityTable, Key, User
 from meshd.control.jobs import Job, JobTable, Principal
 from meshd.jobs import runner as runner_module
 from meshd.jobs.runner import AT_A_TIME, JobRunner
 from meshd.util.async_tasks import finish_before_cancel
+from meshwire.cluster import Node
+from meshwire.cluster.transitions import bootstrap_map
 from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 
@@ -79,8 +82,11 @@ class SlowCommits:
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.committed = asyncio.Event(), asyncio.Event(), False
+        self.runs = 0
 
     async def run_job(self, running: JobRun) -> None:
+        self.runs += 1
+
         async def commit() -> None:
             self.begun.set()
             await self.go_on.wait()
@@ -90,13 +96,26 @@ class SlowCommits:
             group.create_task(finish_before_cancel(commit(), 60))
 
 
+class LosableControl(MemoryControl):
+    """A control store that cannot be used while it is `lost`."""
+
+    lost = False
+
+    async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
+        if self.lost:
+            raise ControlError("the control store is unreachable")
+        return await super().put(key, value, expect=expect)
+
+
 @asynccontextmanager
-async def running_job(kind: SlowCommits) -> AsyncIterator[tuple[JobRunner, JobTable, str]]:
+async def running_job(
+    kind: SlowCommits, control: LosableControl | None = None, mesh: Any = None
+) -> AsyncIterator[tuple[JobRunner, JobTable, str]]:
     """A job whose commit is in progress."""
     clock = ManualClock()
-    control = MemoryControl(clock)
+    control = control or LosableControl(clock)
     table = JobTable(control)
-    lonely: Any = SimpleNamespace(single_node=True, node_id="n1")
+    lonely: Any = mesh or SimpleNamespace(single_node=True, node_id="n1")
     identities, buckets = IdentityTable(control), BucketTable(control)
     account = Account(
         User(user_id="root", display_name="root", root=True, origin="root"),
@@ -151,8 +170,66 @@ def test_a_node_that_stops_tells_no_end_of_what_may_still_be_committed(
         async with running_job(kind) as (runner, table, job_id):
             await ask_to_end(table, job_id)
             await runner._reconcile()
+            asyncio.get_running_loop().call_later(0.3, kind.go_on.set)  # when the node waits no longer
         job = table.get(job_id)
         assert (job and job.state, job and job.cancel) == ("running", True)  # the next start ends it
-        kind.go_on.set()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(("pause", "told"), [(None, "done"), (False, "cancelled"), (True, "paused")])
+def test_the_end_is_recorded_when_the_control_store_is_back(
+    pause: bool | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job that is at its end while the store is lost is not run once more."""
+    monkeypatch.setattr(runner_module, "_LOOK_EVERY", 0.02)
+
+    async def check() -> None:
+        kind, control = SlowCommits(), LosableControl(ManualClock())
+        async with running_job(kind, control) as (runner, table, job_id):
+            if pause is not None:
+                await ask_to_end(table, job_id, pause=pause)
+            control.lost = True
+            await runner._reconcile()
+            kind.go_on.set()
+            await asyncio.sleep(0.2)
+            job = table.get(job_id)
+            assert (job and job.state, kind.committed) == ("running", True)
+            control.lost = False
+            assert await until_ended(table, job_id) == [told]
+            assert kind.runs == 1
+
+    asyncio.run(check())
+    assert [each.message for each in caplog.records if each.levelname != "DEBUG"] == [
+        "a job waits: the control store cannot be used"
+    ]
+
+
+def test_the_runner_survives_a_control_store_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job of a node that is gone is taken over, and a queued one cancelled, once it is back."""
+    monkeypatch.setattr(runner_module, "_LOOK_EVERY", 0.02)
+    us = Node("n1", "http://10.0.0.1:9000")
+    mesh = SimpleNamespace(single_node=False, node_id="n1", current_map=lambda: bootstrap_map(us))
+
+    async def check() -> None:
+        kind, control = SlowCommits(), LosableControl(ManualClock())
+        kind.go_on.set()
+        async with running_job(kind, control, mesh) as (_, table, job_id):
+            assert await until_ended(table, job_id) == ["done"]
+            job = table.get(job_id)
+            assert job is not None
+            orphan = msgspec.structs.replace(job, job_id="b" * 16, state="queued", node="gone")
+            doomed = msgspec.structs.replace(job, job_id="c" * 16, state="queued", node="gone", cancel=True)
+            for each in (orphan, doomed):
+                await control.put(f"jobs/{each.job_id}", msgspec.json.encode(each))
+            control.lost = True
+            await asyncio.sleep(0.2)
+            known = table.list_all()
+            assert [known[name * 16].node for name in "bc"] == ["gone", "gone"]
+            control.lost = False
+            assert await until_ended(table, orphan.job_id, doomed.job_id) == ["done", "cancelled"]
+
+    asyncio.run(check())
+    assert "jobs wait: the control store cannot be used" in [each.message for each in caplog.records]
