@@ -95,6 +95,14 @@ class CachedTopic(Generic[D]):
                 raise ControlError(f"the control store did not tell of {self._key(name)} in time") from None
         return self.current().get(name)
 
+    async def is_latest(self, name: str, version: int) -> bool:
+        """Returns whether this version (0: none) of a document is the engine's; if not, waits for a later one
+        as `get_latest` does. Whoever decides to change nothing has to know: no conflict would tell."""
+        if await self._control.get_version(self._key(name)) == version:
+            return True
+        await self.get_latest(name)
+        return False
+
     def _has_reached(self, name: str, version: int) -> bool:
         """Returns whether the cache has this version of a document or a later one; ABSENT: it was removed."""
         known = self.version(name)
@@ -107,13 +115,15 @@ class CachedTopic(Generic[D]):
     async def update(self, name: str, decide: Callable[[D | None], D | None]) -> bool:
         """Replaces a document by what `decide` returns for the current one (None: there is none; or remove
         it), durably and atomically; returns True if anything changed. Raises what `decide` raises; `decide`
-        may be called again after a conflict."""
+        may be called again, after a conflict or if what it left as it is was not the latest."""
         while True:
             version = self.version(name)  # before the value: an outdated version only causes a conflict
             present = self.current().get(name)
             wanted = decide(present)
             if wanted == present:
-                return False
+                if await self.is_latest(name, version):
+                    return False
+                continue
             try:
                 if wanted is None:
                     return await self.delete(name, expect=version)

@@ -129,7 +129,9 @@ class JobTable:
             present = self.get(job_id)
             wanted = decide(present)
             if wanted is None or wanted == present:
-                return present
+                if await self._documents.is_latest(job_id, version):
+                    return present
+                continue
             try:
                 await self._documents.put(job_id, wanted, expect=version or ABSENT)
             except VersionConflictError:

@@ -74,7 +74,9 @@ class ModuleTable:
             present = self.get(name) or PushedModule(name)
             wanted = decide(present)
             if wanted == present:
-                return present
+                if await self._documents.is_latest(name, version):
+                    return present
+                continue
             try:
                 if wanted.builds:
                     await self._documents.put(name, wanted, expect=version or ABSENT)

@@ -92,3 +92,23 @@ def test_a_copy_that_stays_behind_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("meshd.control.cached_topic._PATIENCE", 0.05)
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("name", ["one", "new"])
+def test_what_seems_to_be_so_already_is_written_if_it_was_changed(name: str) -> None:
+    """Another process has just changed a document, or removed it; here it is put back, or removed again."""
+
+    async def check() -> None:
+        control = LaggingControl(ManualClock())
+        known, elsewhere = await _before(control), words_of(control.engine)
+        present = known.current().get(name)
+        await elsewhere.update(name, lambda now: Word("of another") if now is None else None)
+        asked = asyncio.ensure_future(known.update(name, lambda now: present))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        control.catch_up()
+        assert await asked, "the later request is in force"
+        assert elsewhere.current().get(name) == present
+        assert not await known.update(name, lambda now: present)
+
+    asyncio.run(check())
