@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from meshsdk.cli.cluster import cluster
 from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
+from tests.support.daemons import FAILPOINTS
 from tests.support.relay import Relay
 from tests.support.required import require_etcd
 
@@ -34,6 +35,7 @@ FAILURES = "meshd_cluster_control_failures_total"
 LEASE = "meshd_cluster_lease_held"
 BUCKET = "lasting"
 LARGE = os.urandom(5 << 20)
+SLOW_JOBS = {FAILPOINTS: "jobs.output.written=sleep(80)"}
 
 
 class Parted:
@@ -68,7 +70,7 @@ class Parted:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[Parted]:
-    with DaemonCluster.start(2) as mesh:
+    with DaemonCluster.start(2, env=SLOW_JOBS) as mesh:
         found = Parted(mesh)
         try:
             found.start()
@@ -150,6 +152,33 @@ def test_without_the_control_store_everything_about_data_goes_on(parted: Parted)
     assert documents(mesh) == before, "nobody was taken for gone afterwards"
     reads(mesh, kept)
     reads(mesh, during)
+
+
+def test_a_job_that_ends_without_the_control_store_is_recorded_when_it_is_back(parted: Parted) -> None:
+    mesh = parted.mesh
+    client = mesh["n1"].client()
+    for number in range(40):
+        client.put_object(Bucket=BUCKET, Key=f"parts/{number}.bin", Body=b"part")
+    source, target = f"s3://{BUCKET}/parts", f"s3://{BUCKET}/whole"
+    document = {"kind": "shard", "source": source, "target": target, "count": 1}
+    job = json.loads(mesh["n1"].request("POST", "/-/jobs", json.dumps(document).encode()).body)
+
+    def shown() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(mesh["n1"].request("GET", f"/-/jobs/{job['id']}").body)
+        return found
+
+    await_true(lambda: shown()["progress"]["written"] >= 1)
+    mesh.etcd.kill_member(0)
+    parted.await_failures(*mesh.nodes)
+    await_true(lambda: client.list_objects_v2(Bucket=BUCKET, Prefix="whole/")["KeyCount"] >= 40)
+    runs_it = mesh[shown()["node"]]
+    await_true(lambda: "a job waits: the control store cannot be used" in runs_it.output())
+    assert shown()["state"] == "running"
+    mesh.etcd.start_member(0)
+    mesh.etcd.await_reads()
+    await_true(lambda: shown()["state"] == "done")
+    assert (shown()["run"], shown()["failed"]) == (1, 0)
+    assert "Traceback" not in runs_it.output()
 
 
 def test_a_node_that_dies_meanwhile_is_told_though_the_map_has_it_as_up(parted: Parted) -> None:
