@@ -97,7 +97,7 @@ class CachedTopic(Generic[D]):
 
     async def is_latest(self, name: str, version: int) -> bool:
         """Returns whether this version (0: none) of a document is the engine's; if not, waits for a later one
-        as `get_latest` does. Whoever decides to change nothing has to know: no conflict would tell."""
+        as `get_latest` does. For decisions to change nothing, which cause no conflict."""
         if await self._control.get_version(self._key(name)) == version:
             return True
         await self.get_latest(name)
