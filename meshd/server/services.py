@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from meshd.config import HttpSettings
+from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

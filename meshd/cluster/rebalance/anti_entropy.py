@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +31,7 @@ from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.shared_counters import PIECE_BYTES
 from meshd.util.tenant_limits import ByteSemaphore
+from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

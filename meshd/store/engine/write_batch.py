@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,7 @@ from meshd.store.index.tombstones import Tombstones
 from meshd.store.records import DataFile, Extent
 from meshd.telemetry import metrics
 from meshd.util import failpoints
+from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

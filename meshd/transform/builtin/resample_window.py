@@ -12,7 +12,6 @@ pixel centres.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
@@ -21,6 +20,7 @@ from PIL import Image as Pictures
 
 from meshd.transform.builtin.portable_pixels import linear_resize
 from meshd.transform.image_annotations import Motion
+from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

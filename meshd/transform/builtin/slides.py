@@ -10,7 +10,6 @@ import base64
 import io
 import json
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import image
 from meshd.transform.parameters import Parameter, size, whole
 from meshd.transform.registry import operation
+from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

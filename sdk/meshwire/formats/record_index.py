@@ -6,11 +6,12 @@ Law: a part (a feature of a TFRecord, a column of MDS) has one type in all files
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from meshwire.dataclass import dataclass
 from meshwire.dataset.page_document import write_page
 from meshwire.dataset.paged_snapshot import PageNotes
 from meshwire.dataset.snapshot import MAX_BYTES

@@ -6,9 +6,10 @@ Law: the files listed are finished and never change; what is not listed may be i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from meshwire.dataclass import dataclass
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,
