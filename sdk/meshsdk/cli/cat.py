@@ -41,6 +41,9 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
     """
     from meshsdk.transfers import stream
 
+    for url in urls:
+        if not url.key:
+            raise ConfigurationError(f"{url} is a bucket; list it with `mesh ls {url}`")
     output = sys.stdout.buffer
     with session.make_client() as client:
         for url in urls:

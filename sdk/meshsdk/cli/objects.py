@@ -186,7 +186,7 @@ _AT_ONCE = 1000  # keys per request
 @click.option("--dryrun", is_flag=True, help="Only show what would be deleted.")
 @shared_options
 def rm(session: Session, urls: Sequence[Remote], recursive: bool, prefix: bool, dryrun: bool) -> int:
-    """Delete objects. This cannot be undone.
+    """Delete objects. This cannot be undone. With -q, a summary instead of a line for each object.
 
     \b
     mesh rm s3://photos/train/cat/1.jpg
@@ -235,7 +235,12 @@ def _remove(
             click.echo(f"mesh: {name}: {failures[key].message}", err=True)
         else:
             verb = "would delete" if dryrun else "deleted"
-            session.show(f"{verb} {name}", action="delete", target=name, dryrun=dryrun)
+            if session.as_json or not session.quiet:
+                session.show(f"{verb} {name}", action="delete", target=name, dryrun=dryrun)
+    if keys and not session.as_json and (session.quiet or recursive or prefix):
+        done = len(keys) - len(failures)
+        counted = f"{done} object{'' if done == 1 else 's'}"
+        click.echo(f"would delete {counted}" if dryrun else f"{counted} deleted", err=not session.quiet)
     return len(failures)
 
 

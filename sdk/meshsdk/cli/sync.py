@@ -109,6 +109,8 @@ def sync(
     if isinstance(source, Local) and isinstance(target, Local):
         raise ConfigurationError("both sides are local; use rsync, or give an s3:// address")
     with session.make_client() as client:
+        if isinstance(source, Local) and _is_missing(source):
+            raise NotFoundError(f"there is no folder {source.path}", status=404)
         local, unreadable = isinstance(source, Local) or isinstance(target, Local), list[OSError]()
         ours = _entries(client, source, excluded, local, unreadable.append)
         theirs = _entries(client, target, excluded, local, lambda _: None)
@@ -131,6 +133,16 @@ def sync(
             report_error(MeshError(f"nothing is deleted, because {why}"), as_json=session.as_json)
             return EXIT_FAILED
         return _delete(session, client, target, difference.delete, dryrun) or failed or code
+
+
+def _is_missing(place: Local) -> bool:
+    try:
+        place.path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # it is there, and what is wrong with it is reported when it is read
+        return False
+    return False
 
 
 def _folder(place: Location) -> Local | Remote:

@@ -240,7 +240,8 @@ def _summary(found: ViewInfo) -> str:
     view = found.view
     if found.kind == "batches":
         cut = f" for {view['world']} ranks" if view.get("world", 1) != 1 else ""
-        return f"{view.get('batch')} rows{cut}, {view.get('epochs')} epochs of {str(view.get('plan'))[:12]}"
+        epochs = "1 epoch" if view.get("epochs") == 1 else f"{view.get('epochs')} epochs"
+        return f"{view.get('batch')} rows{cut}, {epochs} of {str(view.get('plan'))[:12]}"
     if found.kind == "zarr":
         return f"{', '.join(view.get('fields', ()))}; {view.get('chunk')} samples per chunk"
     if found.kind == "shards":

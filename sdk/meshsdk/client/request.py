@@ -55,15 +55,16 @@ def json_request(method: str, path: str, document: Any, query: str = "") -> Requ
 # --- requests for objects -------------------------------------------------------------------------
 
 
-def object_path(bucket: str, key: str = "") -> str:
-    """Return the encoded path of an object or bucket. Raises ConfigurationError for an invalid S3 name."""
+def object_path(bucket: str, key: str | None = None) -> str:
+    """Return the encoded path of an object, or of the bucket without a key. Raises ConfigurationError for an
+    invalid S3 name; an empty key is one, as the path would be the bucket's."""
     try:
         check_bucket_name(bucket)
-        if key:
+        if key is not None:
             check_key(key)
     except ValueError as error:
         hint = "; pass the bucket's name and the key as separate arguments" if "://" in bucket else ""
-        place = bucket[:80] if hint else f"s3://{bucket[:80]}/{key[:80]}"
+        place = bucket[:80] if hint else f"s3://{bucket[:80]}/{(key or '')[:80]}"
         raise ConfigurationError(f"{place}: {error}{hint}") from error
     return f"/{bucket}/{percent_encoding.encode(key, safe='/')}" if key else f"/{bucket}"
 

@@ -71,6 +71,18 @@ def test_any_key_makes_the_round(client: mesh.Client, bucket: str, key: str) -> 
     assert list(client.list(bucket)) == []
 
 
+def test_an_empty_key_is_not_the_bucket(client: mesh.Client, bucket: str) -> None:
+    """Its path would be that of the bucket, which a delete of it would remove."""
+    for call in (client.get, client.head, client.delete):
+        with pytest.raises(ConfigurationError, match="the key is empty"):
+            call(bucket, "")
+    with pytest.raises(ConfigurationError, match="the key is empty"):
+        client.put(bucket, "", b"")
+    with pytest.raises(ConfigurationError, match="the key is empty"):
+        next(stream(client, bucket, ""))
+    assert client.has_bucket(bucket)
+
+
 def test_many_objects_in_few_requests(
     client: mesh.Client, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

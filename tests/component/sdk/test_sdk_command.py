@@ -262,7 +262,18 @@ def test_a_folder_is_deleted_without_others_whose_names_begin_alike(
     assert run(["rm", "-r", f"s3://{bucket}/train"]) == 0
     assert f"2 other keys begin with s3://{bucket}/train; --prefix" in capfd.readouterr().err
     assert keys() == ["train-2/c", "train2"]
-    assert mesh("rm", "--prefix", f"s3://{bucket}/train").count("deleted") == 2
+    capfd.readouterr()
+    assert run(["rm", "--prefix", f"s3://{bucket}/train"]) == 0
+    shown = capfd.readouterr()
+    assert (shown.out.count("deleted"), shown.err) == (2, "2 objects deleted\n")
+
+
+def test_deletes_that_are_only_counted(mesh: Any, s3: Any, bucket: str) -> None:
+    for key in ("a", "t/b", "t/c"):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    assert mesh("rm", "-q", "-r", "--dryrun", f"s3://{bucket}/t") == "would delete 2 objects\n"
+    assert mesh("rm", "-q", "-r", f"s3://{bucket}/t") == "2 objects deleted\n"
+    assert mesh("rm", "-q", f"s3://{bucket}/a") == "1 object deleted\n"
 
 
 def test_a_folder_for_downloads_is_made_if_it_is_written_as_one(
@@ -335,6 +346,7 @@ def test_objects_that_stand_for_folders_do_not_stop_a_copy(
         (["cp", "-r", "s3://{b}/nope", "/tmp/nowhere"], 3, "check the address"),
         (["stat", "s3://{b}/nope"], 3, "mesh ls s3://"),
         (["cat", "s3://{b}/nope"], 3, "no object"),
+        (["cat", "s3://{b}"], 2, "is a bucket; list it with `mesh ls s3://"),
         (["rm", "s3://{b}/nope"], 3, "no object"),
         (["ls", "s3://no-such-bucket-{b}"], 3, "mesh mb"),
         (["rm", "s3://{b}/"], 2, "add -r"),
@@ -343,6 +355,7 @@ def test_objects_that_stand_for_folders_do_not_stop_a_copy(
         (["cp", "/etc", "s3://{b}/"], 2, "add -r"),
         (["cp", "/etc/hostname", "/tmp/x"], 2, "neither side"),
         (["sync", "/etc", "/tmp"], 2, "rsync"),
+        (["sync", "/nowhere/at/all", "s3://{b}/x"], 3, "there is no folder /nowhere/at/all"),
         (["sync", "/etc/hostname", "s3://{b}/x"], 2, "is a file"),
         (["sync", "s3://{b}/x", "/etc/hostname"], 2, "is a file"),
         (["ls", "http://x/y"], 2, "s3://"),
