@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -30,7 +31,8 @@ _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _READ = 1 << 18
 _FLAGS = socket.MSG_CMSG_CLOEXEC
 MAX_MESSAGE_BYTES = 64 << 20
-_OUT_OF_FILES = 0.1  # seconds until the next attempt to accept
+_OUT_OF_FILES = 0.1  # seconds until the next attempt to accept, or to send or receive
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 encode = msgspec.json.encode
 decode = msgspec.json.decode
@@ -167,8 +169,11 @@ class MessageStream:
                 return attempt()
             except BlockingIOError:
                 await _ready(self._sock, writing=True)
-            except OSError as error:
+            except ConnectionError as error:  # replies that it sent before may still be received
                 raise StreamClosedError("the other process closed the stream") from error
+            except OSError as error:
+                self.close()
+                raise StreamClosedError(f"nothing more can be sent: {error}") from error
 
     async def receive(self) -> tuple[Any, list[int]]:
         """Return the next message and its descriptors, which the caller closes. Raises StreamClosedError,
@@ -195,8 +200,15 @@ class MessageStream:
 
 
 async def _ready(sock: socket.socket, *, writing: bool) -> None:
+    """Wait until a socket is ready; without a free descriptor, for a moment."""
     loop = asyncio.get_running_loop()
-    fd = os.dup(sock.fileno())  # a duplicate: closing the stream meanwhile cannot reuse this number
+    try:
+        fd = os.dup(sock.fileno())  # a duplicate: closing the stream meanwhile cannot reuse this number
+    except OSError as error:
+        if error.errno not in _NO_DESCRIPTOR:
+            raise
+        await asyncio.sleep(_OUT_OF_FILES)
+        return
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     waiter: asyncio.Future[None] = loop.create_future()
     try:

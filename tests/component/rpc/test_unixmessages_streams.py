@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import gc
 import os
 import socket
@@ -364,3 +365,59 @@ def test_messages_survive_any_cutting(bodies: list[Any], data: st.DataObject) ->
         while (message := assembly.next_message()) is not None:
             got.append(message[0])
     assert got == bodies
+
+
+def test_sockets_are_accepted_and_read_after_a_time_without_descriptors(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for a socket takes a descriptor more."""
+    failures, dup = [errno.EMFILE, errno.ENFILE], os.dup
+
+    def short_of(fd: int) -> int:
+        if failures:
+            raise OSError(failures.pop(), "no descriptor")
+        return dup(fd)
+
+    async def check() -> None:
+        async def answer(sock: socket.socket) -> None:
+            stream = MessageStream(sock)
+            body, _ = await stream.receive()
+            await stream.send(body)
+
+        listener = listen(tmp_path / "s")
+        serving = asyncio.ensure_future(accept_sockets(listener, answer))
+        monkeypatch.setattr(os, "dup", short_of)
+        await asyncio.sleep(0)
+        client = await connect(tmp_path / "s")
+        await client.send("hello")
+        assert await client.receive() == ("hello", [])
+        assert not failures
+        client.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+
+    run(check())
+
+
+class Overcrowded(socket.socket):
+    """Too many descriptors of this user are under way."""
+
+    def sendmsg(self, *_: Any) -> int:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+
+
+def test_a_stream_on_which_nothing_can_be_sent_ends_for_its_reader(run: Runner) -> None:
+    async def check() -> None:
+        mine, theirs = socket.socketpair()
+        stream = MessageStream(Overcrowded(fileno=mine.detach()))
+        receiving = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(0)
+        with pytest.raises(StreamClosedError):
+            await stream.send("hello")
+        with pytest.raises(StreamClosedError):
+            await asyncio.wait_for(receiving, 5)
+        stream.close()
+        theirs.close()
+
+    run(check())
