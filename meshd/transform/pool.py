@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import weakref
 from collections import deque
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from meshd.transform.renderer import RowWork
     from meshd.transform.source_files import AssetPlace
 
+_log = logging.getLogger(__name__)
 SLICE_ROWS = 32  # maximum; slices are smaller if fewer rows wait
 SLOW_SLICE_SECONDS = 5.0  # a job with a slower slice leaves some processes to other accounts
 DISTRUST_SECONDS = 60.0  # time after a crash until the job that caused it may use all processes again
@@ -352,7 +354,12 @@ class WorkerClient:
         try:
             while not self._pool.closed:
                 await client.connect()
-                await self._serve_connection(client)
+                try:
+                    await self._serve_connection(client)
+                except Exception:  # its slices are tried a bounded number of times
+                    _log.exception("slices could not be sent; connecting to the transform process again")
+                    await client.aclose()
+                    self._return_slices()
         finally:
             await client.aclose()
             for item in self._sent:

@@ -20,6 +20,8 @@ from tests.support.transform_processes import jpeg, running, text_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from meshd.transform.pool import TransformPool
 
 SIDE = 16
@@ -206,3 +208,25 @@ def test_a_file_that_is_gone_is_no_bad_sample(tmp_path: Path) -> None:
     assert [failure.kind for failure in got.failures] == ["read"]
     got.close()
     assert BYTES.fixed is None
+
+
+def test_the_pool_goes_on_after_an_error_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a disk error of the decoded cache: a process to which nothing more is sent would be missing
+    until the node is started again."""
+    rows, text, failures = works(tmp_path, 8), text_of(OPS_USED, ["image"]), [OSError(5, "broken")] * 2
+
+    async def check() -> None:
+        async with running(tmp_path) as (_, pool), asyncio.timeout(60):
+            order = pool.order_prefixes
+
+            def fail(*about: Any) -> None:
+                if failures:
+                    raise failures.pop()
+                order(*about)
+
+            monkeypatch.setattr(pool, "order_prefixes", fail)
+            frame = await frame_of(pool, text, rows)
+            assert frame.any()
+            assert not failures
+
+    asyncio.run(check())
