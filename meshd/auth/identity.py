@@ -6,12 +6,11 @@ Values that the authorizer, the policy evaluator and the facts of a request deci
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.control.roles import ROLE_PREFIX
-from meshwire.dataclass import dataclass
 from meshwire.iam import parse_policy
 from meshwire.iam.parse import user_arn
 from meshwire.sts_query import assumed_role_arn

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.integrity.verification import report_damage
 from meshd.store.records import Span
 from meshd.telemetry import metrics, tracing
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -10,14 +10,13 @@ import asyncio
 import base64
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress
 from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
-from meshwire.dataclass import dataclass
 from meshwire.plan.plan_spec import OpSpec, parse_spec, spec_document
 from meshwire.strict_json import (
     MAX_INTEGER,

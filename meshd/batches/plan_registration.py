@@ -5,6 +5,7 @@ Law: pure but for `first`, which reads a field of the first sample, and `load`, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from meshd.datasets.service import invalid_plan
 from meshd.transform.compiler import asset_digests, compile_program, complete_spec
 from meshd.transform.plan_notes import decode_mode, sound_format
 from meshd.transform.source_files import SourceGoneError
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.plan.epoch_order import mix_bounds
 from meshwire.plan.plan_spec import parse_spec, plan_hash

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ import numpy as np
 from meshd.batches.blob_reader import Blob, read_blobs
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.records import Span
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.dataset.fields import sample_key
 from meshwire.formats.tar import END, padding, tar_member_header

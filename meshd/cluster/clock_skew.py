@@ -6,10 +6,9 @@ correct time. When only two clocks differ, both are reported.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,7 +26,6 @@ from meshd.errors import StartupError
 from meshd.util import shared_counters
 from meshd.util.durable_directories import sync_directory
 from meshwire.cluster import transitions
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ import random
 import ssl
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from meshd.util.timeouts import timeout
-from meshwire.dataclass import dataclass
 from meshwire.http_values.dates import parse_http
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import contextlib
 import os
 import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from meshd.config.settings import ControlAddress, KubernetesAddress
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

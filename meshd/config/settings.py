@@ -5,11 +5,9 @@ Values and what follows from them, nothing else; `loader` knows their sources.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
-
-from meshwire.dataclass import dataclass
 
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]

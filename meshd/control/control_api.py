@@ -8,10 +8,10 @@ the hot paths.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.errors import MeshdError
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

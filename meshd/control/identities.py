@@ -14,6 +14,7 @@ import logging
 import re
 import secrets
 import string
+from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
@@ -23,7 +24,6 @@ from meshd.control.cached_topic import CachedTopic
 from meshd.control.control_api import VersionConflictError
 from meshd.control.roles import ROLE_PREFIX, Revocation, RoleTable
 from meshd.telemetry import logs
-from meshwire.dataclass import dataclass
 from meshwire.iam import Policy, PolicyError, parse_policy
 
 if TYPE_CHECKING:

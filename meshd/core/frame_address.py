@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
-from meshwire.dataclass import dataclass
 from meshwire.http_values.mesh_headers import FrameTiming
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import os
 import weakref
 from collections import Counter
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.frame_address import READY, Frame, FrameBlock
 from meshd.util.tenant_limits import current_tenant
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

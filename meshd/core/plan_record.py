@@ -7,10 +7,10 @@ without a compiler.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.plan_spec import parse_spec, spec_document
 from meshwire.strict_json import canonical_json
 

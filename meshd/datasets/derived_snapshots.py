@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from meshd.core.api_errors import in_progress
 from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import LongRunningCalls, StillRunningError
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError, LabelColumn, SnapshotBuild
 from meshwire.dataset.derive_snapshot import (
     join_snapshots,

@@ -11,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESULTS_PREFIX
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.update_snapshot import folders_like_samples, update_from_objects

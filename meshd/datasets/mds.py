@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord
 from meshd.core.peer_source import ObjectRange
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import compression_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.mds import (

@@ -7,6 +7,7 @@ and is made again with the same bytes. A filter is evaluated over columns of the
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,6 @@ from meshd.datasets.index_documents import IndexDocuments, read_copy_document, s
 from meshd.datasets.table_statistics import TablePart, TableStatistics
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.util.async_tasks import CallProgress
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import (
     MEMBERS,
     TABLE_ENDINGS,

@@ -7,13 +7,13 @@ it never yields a partial dataset.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_source import ObjectRange
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import (
     BytesColumn,
     EmptySnapshotError,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from meshd.control.control_api import ControlError
@@ -17,7 +18,6 @@ from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import RESERVED_BUCKET, unknown_document
 from meshd.documents.gc_policy import digest_of, hashes_in
 from meshd.documents.inventory import MINUTE_MS
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.frame.tensor_frame import FrameError, header_size, parse_frame_header
 from meshwire.strict_json import PlanError, read_json

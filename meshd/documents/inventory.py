@@ -12,13 +12,13 @@ import os
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.core.document_store import RESERVED_BUCKET, SHARED_PREFIXES
 from meshd.documents.gc_policy import DocumentUsage, merge_usage
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -9,13 +9,12 @@ credentials keep their limits but not their expiry.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.auth.identity import Caller, Identity, RequestContext, Session
 from meshd.control.jobs import Principal
 from meshd.core.api_errors import BatchError
-from meshwire.dataclass import dataclass
 from meshwire.iam import parse_policy
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ ended, nothing of the run is written any more: commits in progress end before it
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meshd.control.jobs import Failure, Progress
 from meshd.telemetry import metrics
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
@@ -25,7 +26,6 @@ from meshd.store.errors import CorruptExtentError
 from meshd.store.records import INTERNAL_WRITE, NULL, Meta
 from meshd.util import failpoints
 from meshd.util.async_tasks import finish_before_cancel
-from meshwire.dataclass import dataclass
 from meshwire.errors import CODES, S3Error
 from meshwire.http_values.conditional_requests import Conditions
 

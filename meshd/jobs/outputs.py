@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.jobs.authorization import BucketGrant
@@ -15,7 +16,6 @@ from meshd.jobs.output_store import OutputMetadata, OutputTarget
 from meshd.jobs.source_reader import SourceReader
 from meshd.store.integrity.verification import VerifiedExtents
 from meshd.util import failpoints
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence

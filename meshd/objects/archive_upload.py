@@ -12,7 +12,7 @@ import hashlib
 import io
 import tarfile
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from awscrt import checksums
@@ -21,7 +21,6 @@ from meshd.core.api_errors import store_errors
 from meshd.store.records import INTERNAL_WRITE, Meta, NewObject
 from meshd.util.async_tasks import CooperativeYield
 from meshd.util.tenant_limits import ByteSemaphore
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.names import KeyNameError, KeyTooLongError, check_key
 from meshwire.s3.request_headers import object_headers

@@ -6,10 +6,9 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from meshwire.dataclass import dataclass
 from meshwire.http_values import dates, percent_encoding
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.origins.cache.cache_store import cache_name
@@ -22,7 +23,6 @@ from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, handler
 from meshd.util.async_tasks import SingleFlight
 from meshd.util.timeouts import timeout
-from meshwire.dataclass import dataclass
 from meshwire.s3.result_types import ObjectEntry, ObjectListing, Owner
 
 if TYPE_CHECKING:

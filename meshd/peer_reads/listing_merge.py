@@ -7,11 +7,10 @@ equals the page of a store that holds everything the sources hold.
 from __future__ import annotations
 
 import heapq
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from meshd.store.records import EntryPage, UploadPage, VersionPage
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -16,12 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from meshd.errors import OWN_FILES, MeshdError
-from meshwire.dataclass import dataclass
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:

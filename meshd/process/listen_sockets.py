@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.config import ConfigError
@@ -17,7 +18,6 @@ from meshd.rpc.unix_messages import listen
 from meshd.server.accept_balancer import ConnectionCounts
 from meshd.server.tls import ServerTls, TlsFiles
 from meshd.util.clock import SystemClock
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.config import HttpSettings, NodeSettings

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.cluster.clock_skew import compare_clocks
@@ -46,7 +47,6 @@ from meshd.util.async_tasks import sleep_to_tick
 from meshd.util.clock_jumps import SETTLE_SECONDS, ClockWatch
 from meshd.util.disk_space import measure_disk_space
 from meshd.views.transform_results import ResultEvictor
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

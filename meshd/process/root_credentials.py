@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User, check_keys, new_access_key, new_secret_key
 from meshd.util.durable_directories import sync_directory
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

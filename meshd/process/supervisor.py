@@ -16,6 +16,7 @@ import os
 import selectors
 import signal
 import socket
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,6 @@ from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
 from meshd.telemetry import metric_registry, metrics
 from meshd.util import shared_counters
-from meshwire.dataclass import dataclass
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:

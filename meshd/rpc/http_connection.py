@@ -12,10 +12,10 @@ import os
 import re
 import socket
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from meshd.errors import MeshdError
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

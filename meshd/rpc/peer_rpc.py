@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from contextlib import aclosing
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
@@ -21,7 +21,6 @@ import msgspec
 from awscrt import checksums
 
 from meshd.errors import MeshdError
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -27,7 +27,6 @@ from meshd.rpc.process_rpc import (
 from meshd.rpc.unix_messages import StreamClosedError, connect
 from meshd.telemetry import tracing
 from meshd.util.async_tasks import BackgroundTasks
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity

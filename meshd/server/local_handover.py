@@ -14,6 +14,7 @@ import contextlib
 import os
 import secrets
 import socket
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.frame_address import common_block
@@ -22,7 +23,6 @@ from meshd.rpc.unix_messages import accept_sockets, listen
 from meshd.telemetry import metrics
 from meshd.util.tenant_limits import Admission, AdmissionRejectedError, current_tenant
 from meshd.util.timeouts import timeout
-from meshwire.dataclass import dataclass
 from meshwire.http_values.mesh_headers import (
     HANDOVER_ID_FILE,
     LOCAL_HANDOVER_HEADER,

@@ -7,9 +7,8 @@ OpenAPI document (`meshd.server.api.openapi`) is generated from the routes and t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
-
-from meshwire.dataclass import dataclass
 
 Content = Literal["json", "bytes", "text"]
 _ATTRIBUTE: Final = "described_operations"

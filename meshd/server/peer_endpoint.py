@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshd.batches.sample_responses import StreamBody
@@ -37,7 +38,6 @@ from meshd.server.request import request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
 from meshd.store.errors import StoreError
-from meshwire.dataclass import dataclass
 from meshwire.errors import CODES, S3Error
 from meshwire.sigv4 import read_claim, verify
 

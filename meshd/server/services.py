@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from meshd.config import HttpSettings
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,11 +13,11 @@ import os
 import re
 import ssl
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshd.config import ConfigError
 from meshd.telemetry import metrics
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

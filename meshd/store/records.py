@@ -6,12 +6,11 @@ that records written by earlier versions still decode.
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
-from meshwire.dataclass import dataclass
 from meshwire.s3.bucket_settings import Acl  # noqa: TC001  msgspec reads the annotations
 from meshwire.s3.result_types import ObjectEntry  # noqa: TC001  msgspec reads the annotations
 

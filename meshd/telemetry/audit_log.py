@@ -16,6 +16,7 @@ import queue
 import stat
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,6 @@ from typing import Any, Final
 import msgspec
 
 from meshd.telemetry import metrics
-from meshwire.dataclass import dataclass
 
 STDOUT: Final = Path("-")
 _FLUSH_DELAY = 0.1  # seconds that a line may wait to be written together with others
@@ -70,14 +70,11 @@ class Rotation:
     files: int = 10
 
 
-_NEVER: Final = Rotation()
-
-
 class AuditLog:
     """Appends to a file or, with STDOUT, to the standard output. Create it in a running loop; it must be
     closed."""
 
-    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = _NEVER) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = Rotation()) -> None:
         self._path, self._max = path, max_bytes
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []

@@ -16,11 +16,11 @@ import signal
 import sys
 import warnings
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from meshd.config.options import LOG_LEVELS
-from meshwire.dataclass import dataclass
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:

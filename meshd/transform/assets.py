@@ -11,12 +11,11 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshd.errors import missing_asset_message
 from meshd.transform.source_files import SourceGoneError
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_text, shown_value
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ to the same program on every node that has its op versions.
 from __future__ import annotations
 
 import json
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,6 @@ from meshd.transform.multi_field_ops import FieldOps, SharedDraws
 from meshd.transform.op_chain import compile_chain, decode_hint
 from meshd.transform.op_types import BYTES, LABEL, FieldType
 from meshd.transform.sandbox.user_op_definitions import MODULES
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
 from meshwire.plan.plan_spec import parse_spec

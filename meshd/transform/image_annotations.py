@@ -7,13 +7,13 @@ Invariant: boxes lie within their canvas; a keypoint outside it is [0, 0, 0].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from meshd.transform.op_types import FieldType
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshwire.plan.keyed_random import KeyedRandom

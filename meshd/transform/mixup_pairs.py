@@ -7,6 +7,7 @@ the mixed field or a label. Invariant: within a slice, each member of a pair is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryErr
 from meshd.transform.messages import value_bytes
 from meshd.transform.multi_field_ops import RowInputs
 from meshd.transform.resource_limits import is_out_of_memory
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ each value as the preceding ops left it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshd.transform import registry
@@ -15,7 +16,6 @@ from meshd.transform.messages import value_bytes
 from meshd.transform.op_chain import OpChain, compile_chain
 from meshd.transform.op_types import BYTES, mismatch
 from meshd.transform.resource_limits import is_out_of_memory
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.strict_json import PlanError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,6 @@ from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image,
 from meshd.transform.resource_limits import is_out_of_memory
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshd.transform.video_frames import by_frame
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.strict_json import PlanError, canonical_json
 

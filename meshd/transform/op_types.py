@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from meshd.transform.assets import asset, optional_asset
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.transform.parameters import Parameter

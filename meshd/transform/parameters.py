@@ -7,11 +7,11 @@ refused with a suggestion.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import (
     PlanError,
     checked_choice,

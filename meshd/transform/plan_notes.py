@@ -8,12 +8,12 @@ shares.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshd.transform import registry
 from meshd.transform.builtin.array_files import read_npy_header
 from meshd.transform.errors import BadSampleError
-from meshwire.dataclass import dataclass
 from meshwire.formats.image_headers import read_image_header
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import asyncio
 import math
 import os
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
@@ -23,7 +24,6 @@ import msgspec
 from meshd.telemetry import tracing
 from meshd.transform.messages import RenderRequest, Row
 from meshd.transform.renderer import RenderResult
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

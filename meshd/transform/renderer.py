@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from meshd.transform.decoded_cache.messages import REFUSED
 from meshd.transform.decoded_cache.slice_order import NO_ROOM
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

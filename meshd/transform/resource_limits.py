@@ -12,10 +12,9 @@ import errno
 import os
 import resource
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from meshwire.dataclass import dataclass
 
 _STATM: Final = "/proc/self/statm"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")

@@ -8,14 +8,13 @@ and frames. An op whose result is not an image takes the array as it is.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType, image
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -45,7 +45,6 @@ from meshd.transform.row_blocks import BlockCopier, write_frames
 from meshd.transform.source_files import SourceFiles, SourceGoneError
 from meshd.util import failpoints
 from meshd.util.clock import SystemClock, ThreadWorkClock, cpu_seconds
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import socket

@@ -5,10 +5,8 @@ Law: the cost of a page is proportional to the entries it shows; keys under a co
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

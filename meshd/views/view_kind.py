@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from meshd.core.api_errors import BatchError
 from meshd.core.read_source import FailoverRead
 from meshd.telemetry import metrics
 from meshd.telemetry.metric_registry import bounded_label
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:

@@ -6,11 +6,9 @@ Law: nothing here opens a connection or holds a secret; `credentials` is the nam
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

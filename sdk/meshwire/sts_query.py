@@ -7,11 +7,10 @@ https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentit
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, urlencode
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.s3.xml_io import parse_xml, xml_element
 

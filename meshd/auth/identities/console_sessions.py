@@ -11,11 +11,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.sigv4 import Credential
 

@@ -14,6 +14,7 @@ import binascii
 import hmac
 import logging
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +33,6 @@ from meshd.auth.identities.named_policies import check_policy
 from meshd.auth.identity import Identity, Session
 from meshd.control.identities import Key, User, new_access_key
 from meshd.control.roles import ROLE_PREFIX, Revocation, Role
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.iam import PolicyError, parse_policy
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from meshd.auth.web_identity.key_set import MAX_KEY_SET_BYTES, KeySetError, parse_key_set
 from meshd.rpc.http_connection import HttpConnection
 from meshd.util.timeouts import timeout
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from meshd.auth.web_identity.issuer_client import FETCH_TIMEOUT, IssuerError, fetch_key_set
 from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,10 +7,10 @@ https://www.rfc-editor.org/rfc/rfc7517, rfc7518
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:

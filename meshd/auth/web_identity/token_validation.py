@@ -16,10 +16,10 @@ import binascii
 import math
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.auth.web_identity.key_set import ALGORITHM_KINDS
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, read_json
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant
-from meshwire.dataclass import dataclass
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
 from meshwire.plan.epoch_order import mix_bounds

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import RowsAddress
 from meshd.core.sample_locations import main_objects
 from meshd.datasets.service import invalid_plan
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import Snapshot
 from meshwire.frame.tensor_frame import Status
 from meshwire.plan.epoch_order import epoch_order, mix_bounds, snapshot_order

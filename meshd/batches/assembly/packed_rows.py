@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +18,6 @@ from awscrt.checksums import crc32c
 from meshd.batches.assembly.frame_buffer import POSITION, STATUS, fixed_specs
 from meshd.core.api_errors import BatchError
 from meshd.core.memory_frames import MemoryFrame
-from meshwire.dataclass import dataclass
 from meshwire.frame import tensor_frame
 from meshwire.frame.tensor_frame import DTYPES, Status, frame_layout
 from meshwire.plan.sequence_packing import POSITIONS, SEGMENTS, PackTable

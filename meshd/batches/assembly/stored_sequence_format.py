@@ -9,12 +9,12 @@ index (uint32, little endian), magic.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from awscrt.checksums import crc32c
 
-from meshwire.dataclass import dataclass
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,6 @@ from meshd.core.sample_locations import bytes_columns
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.records import Meta
 from meshd.util.async_tasks import BackgroundTasks
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

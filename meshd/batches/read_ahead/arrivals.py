@@ -7,13 +7,12 @@ rows of a window are built while the disk reads its last ones.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.telemetry import metrics
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

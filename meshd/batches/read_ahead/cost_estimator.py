@@ -10,6 +10,7 @@ out.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,7 +29,6 @@ from meshd.core.api_errors import busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import bytes_columns
 from meshd.datasets.archives.archive_service import copy_key
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table, pinned_table
 from meshwire.dataset.snapshot import LabelColumn
 from meshwire.plan.shuffle import (

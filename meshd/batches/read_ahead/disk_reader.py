@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.extents import READ_BYTES
@@ -27,7 +27,6 @@ from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_l
 from meshd.telemetry import metrics
 from meshd.telemetry.training_metrics import record_reading_ahead
 from meshd.util.page_cache import missing_bytes
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

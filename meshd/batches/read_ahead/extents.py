@@ -6,11 +6,10 @@ extents is read with them if reading it takes less time than a short seek.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,11 +6,10 @@ up: seconds are disk time, not waiting time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.batches.read_ahead.extents import Reads

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
@@ -32,7 +32,6 @@ from meshd.telemetry.training_metrics import DIGITS, plan_read_ahead
 from meshd.transform.renderer import RowWork, program_digest
 from meshd.util.async_tasks import BackgroundTasks
 from meshd.util.timeouts import timeout
-from meshwire.dataclass import dataclass
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,7 +21,6 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects
 from meshd.transform.source_files import PROC_PREFIX
 from meshd.util.async_tasks import CooperativeYield
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

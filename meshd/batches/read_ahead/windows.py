@@ -6,13 +6,13 @@ window depends on the bytes that this node reads itself; samples of other nodes 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.batches.read_ahead.extents import window_end
 from meshd.core.sample_locations import bytes_columns
-from meshwire.dataclass import dataclass
 from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 
 if TYPE_CHECKING:

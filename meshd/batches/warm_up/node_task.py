@@ -11,7 +11,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -32,7 +32,6 @@ from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.byte_rate import RateLimiter
-from meshwire.dataclass import dataclass
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import http.client
 import json
 import os
 import ssl
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from meshwire.dataclass import dataclass
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 

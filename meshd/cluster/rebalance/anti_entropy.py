@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,7 +32,6 @@ from meshd.telemetry import metrics
 from meshd.util import failpoints
 from meshd.util.shared_counters import PIECE_BYTES
 from meshd.util.tenant_limits import ByteSemaphore
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

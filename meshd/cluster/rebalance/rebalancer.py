@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
@@ -31,7 +32,6 @@ from meshd.telemetry import metrics
 from meshd.util.shared_counters import PIECE_BYTES, lower_thread_priority
 from meshwire.cluster import parse_map, transitions
 from meshwire.cluster.routes import COMPLETE_STATES
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

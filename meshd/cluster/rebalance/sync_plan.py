@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -19,7 +20,6 @@ import numpy as np
 from meshd.store.replica.inventory import HeldName
 from meshwire.cluster import compute_placement, routes
 from meshwire.cluster.cluster_map import MAX_COPIES
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -7,7 +7,7 @@ side goes away the sync stops, which is safe at any time. Seam: `RebalanceWorker
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -21,7 +21,6 @@ from meshd.rpc.process_client import ProcessClient
 from meshd.rpc.process_rpc import ErrorTypes, StreamMethod
 from meshd.store.errors import DiskFailedError, DiskFullError, StoreError
 from meshwire.cluster import parse_map
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,14 +15,13 @@ import ssl
 import tempfile
 import threading
 from base64 import b64decode
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from meshd.control.control_api import ControlError
 from meshd.control.http_connections import HttpConnections, NoAnswerError
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ import asyncio
 import base64
 import sys
 import zlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import crc32c
@@ -20,7 +20,6 @@ from awscrt.checksums import crc32c
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.outputs import OutputDigest, OutputSpec, write_planned_outputs
 from meshd.jobs.source_reader import GROUP_BYTES, SourceRange, read_ranges, verify_ranges
-from meshwire.dataclass import dataclass
 from meshwire.formats.tar import BLOCK, END, padding, tar_member_header
 from meshwire.formats.zip_archive import CRC_AT, central_directory, data_descriptor, zip_local_header
 from meshwire.jobs.job_spec import FORMATS

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,7 +31,6 @@ from meshd.rpc.peer_rpc import handler
 from meshd.rpc.process_client import ProcessClient
 from meshd.telemetry import metrics
 from meshd.util.byte_rate import RateLimiter
-from meshwire.dataclass import dataclass
 from meshwire.dataset.snapshot import SAMPLES_PER_SHARD
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import hashlib
 import mmap
 import os
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,7 +20,6 @@ import msgspec
 from meshd.origins.client.origin_api import ObjectFacts
 from meshd.store.errors import NotCachedError, StoreError
 from meshd.store.records import Meta
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

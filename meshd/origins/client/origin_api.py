@@ -7,11 +7,10 @@ nothing. An error message names the origin, never a credential; foreign text is 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from meshd.errors import MeshdError
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Sequence

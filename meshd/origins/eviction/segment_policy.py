@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
 from meshd.origins.eviction.next_use_predictor import NextUsePredictor, ReadSchedule
 from meshd.origins.eviction.policy_api import Decision, Eviction
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,6 +6,7 @@ The two tables of view kinds below, and the table of job kinds, are the only pla
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,6 @@ from meshd.views.shards.reader import ShardReader
 from meshd.views.transform_reader import TransformReader
 from meshd.views.zarr.layout_cache import ZarrLayoutCache, ZarrViewCompleter
 from meshd.views.zarr.reader import ZarrReader
-from meshwire.dataclass import dataclass
 from meshwire.views.batch_view import BatchesView
 from meshwire.views.shard_view import ShardsView
 from meshwire.views.transform_view import TransformView

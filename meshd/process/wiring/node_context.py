@@ -7,6 +7,7 @@ It is opened once, after fork, and everything else is constructed from it: first
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,6 @@ from meshd.store.store import Store
 from meshd.transform.sandbox.user_op_definitions import MODULES
 from meshd.util import shared_counters
 from meshd.util.clock import SystemClock
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gzip
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.server.response import Header

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.cluster.clock_skew import MAX_SKEW
 from meshd.cluster.read_barrier import ReadBarrier
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.response import Reply
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.http_values.mesh_headers import FORWARDED_TRACE_HEADER
 from meshwire.s3 import operations as ops

@@ -12,11 +12,11 @@ import mmap
 import os
 import statistics
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from meshd.store.errors import FormatError
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshd.util.clock import Clock

@@ -14,6 +14,7 @@ import asyncio
 import math
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -30,7 +31,6 @@ from meshd.store.index.ordered_table import slot_filter
 from meshd.store.index.tombstones import prunable_before
 from meshd.telemetry import metrics
 from meshd.util import failpoints
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator

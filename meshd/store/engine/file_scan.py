@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from awscrt import checksums
@@ -30,7 +30,6 @@ from meshd.store.engine.packs import (
 )
 from meshd.store.records import Extent, Record
 from meshd.util import failpoints
-from meshwire.dataclass import dataclass
 from meshwire.formats import tar
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import queue
 import threading
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,6 @@ from meshd.store.errors import (
 from meshd.store.records import INTERNAL_WRITE, RESERVED_BUCKET
 from meshd.telemetry import metrics, tracing
 from meshd.util.shared_counters import last_checkpoint
-from meshwire.dataclass import dataclass
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,7 +34,6 @@ from meshd.store.index.tombstones import Tombstones
 from meshd.store.records import DataFile, Extent
 from meshd.telemetry import metrics
 from meshd.util import failpoints
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,13 +15,13 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from awscrt.checksums import crc32c
 
 from meshd.store.errors import FormatError
 from meshd.util.durable_directories import sync_directory
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ Invariant: the work is proportional to the size of the page: past a common prefi
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from meshd.store.engine.member_header import stamp_of_version_id
 from meshd.store.index.ordered_table import SlotCursor
 from meshd.store.index.versions import TAIL, decode, older_version_key
 from meshd.store.records import NULL, Brief, EntryPage, Page, VersionPage
-from meshwire.dataclass import dataclass
 from meshwire.s3.result_types import ObjectEntry
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ leftover files do not count as damage.
 from __future__ import annotations
 
 from array import array
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshd.store.disks.data_dir_guards import DataDirLock
@@ -18,7 +18,6 @@ from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
 from meshd.store.integrity.quarantine import all_quarantined
 from meshd.store.records import Extent
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,7 +30,6 @@ from meshd.store.index.tombstones import Tombstones
 from meshd.store.index.versions import TAIL, decode, older_version_key
 from meshd.store.records import DataFile, Record, Upload, UploadedPart
 from meshd.util.durable_directories import sync_directory
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

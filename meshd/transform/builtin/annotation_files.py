@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.s3.xml_io import parse_xml
 from meshwire.strict_json import shown_value

@@ -6,7 +6,7 @@ from all fields alike. How annotations follow an image: see `image_annotations`.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +23,6 @@ from meshd.transform.image_annotations import BOXES, make_boxes, make_points, po
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import MAX_CLASSES, Parameter, choice, flag, number, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.formats.image_headers import read_image_header
 from meshwire.strict_json import PlanError, checked_integer, checked_text, shown_value
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +28,6 @@ from meshd.transform.parameters import (
     with_description,
 )
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.formats.tf_example import ExampleError, parse_numbers
 from meshwire.frame.tensor_frame import DTYPES, FrameError, parse_frame_header
 from meshwire.strict_json import PlanError, checked_text, shown_value

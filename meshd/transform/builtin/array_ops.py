@@ -7,7 +7,7 @@ target type; integers that do not fit are a bad sample, not wrapped.
 from __future__ import annotations
 
 import io
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +27,6 @@ from meshd.transform.parameters import (
     with_description,
 )
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_integer, checked_number
 
 if TYPE_CHECKING:

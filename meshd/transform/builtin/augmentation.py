@@ -9,6 +9,7 @@ strengths.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from meshd.transform.builtin.portable_pixels import enhance
 from meshd.transform.op_types import channels_of, check_image, image
 from meshd.transform.parameters import Parameter, number, probability, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

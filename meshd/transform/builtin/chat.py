@@ -8,7 +8,7 @@ answer begins and ends is a bad sample, never a wrong mask.
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,6 @@ from meshd.transform.errors import BadSampleError, MissingLibraryError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, choice, flag
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

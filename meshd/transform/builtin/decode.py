@@ -6,6 +6,7 @@ below its window, and at a smaller size where the filter "fast" allows it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshd.transform.builtin.image_codecs import decode, decode_all_rows, decode_jpeg_rows, fuse_window
@@ -13,7 +14,6 @@ from meshd.transform.builtin.stored_values import decode_indices, decode_unchang
 from meshd.transform.op_types import image
 from meshd.transform.parameters import Parameter, choice, dtype_or_none, whole_or_none
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

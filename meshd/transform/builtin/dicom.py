@@ -6,6 +6,7 @@ and the frames of a file, are treated as frames of a video: image ops transform 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from meshd.transform.parameters import (
 )
 from meshd.transform.registry import operation
 from meshd.transform.video_frames import MAX_VIDEO_BYTES, changed_frames, fuse_frames, stack_frames, video
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_number, shown_value
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ machine or source metadata.
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import simplejpeg
@@ -16,7 +17,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import BYTES, channels_of, check_image
 from meshd.transform.parameters import Parameter, choice, flag, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,6 +6,7 @@ Law: the size of the result follows from the arguments and the image size, never
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
@@ -17,7 +18,6 @@ from meshd.transform.image_annotations import Motion
 from meshd.transform.op_types import FieldType, channels_of, check_image, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, pair, probability, sides, size, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -12,6 +12,7 @@ import io
 import re
 import warnings
 import zlib
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,6 @@ from meshd.transform.builtin.resample_window import resample_window
 from meshd.transform.builtin.resize import CenterCropFloor, WindowOp
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import ImageSize
-from meshwire.dataclass import dataclass
 from meshwire.formats.image_headers import read_image_header
 
 if TYPE_CHECKING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import LABEL
 from meshd.transform.parameters import MAX_CLASSES, Parameter, classes, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_integer, checked_text, join_path
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ equal on all processors. Slaney's scale: Auditory Toolbox; HTK's: 2595 · log10(
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import portable_exp, portable_log
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ applied. Sources: mixup (Zhang et al., 2017), CutMix (Yun et al., 2019).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -16,7 +17,6 @@ import numpy as np
 from meshd.transform.op_types import check_image
 from meshd.transform.parameters import Parameter, fields, number, probability
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,6 +11,7 @@ import io
 import logging
 import math
 import zlib
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,6 @@ from meshd.transform.errors import BadSampleError, MissingLibraryError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, choice, dtype, extents
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:

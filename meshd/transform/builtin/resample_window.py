@@ -12,6 +12,7 @@ pixel centres.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
@@ -20,7 +21,6 @@ from PIL import Image as Pictures
 
 from meshd.transform.builtin.portable_pixels import linear_resize
 from meshd.transform.image_annotations import Motion
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

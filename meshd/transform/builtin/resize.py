@@ -7,6 +7,7 @@ than the whole image. How a window is resampled: see `resample_window`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshd.transform.builtin.resample_window import RESAMPLED, ResampleWindow, resample_window
@@ -14,7 +15,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import channels_of, check_image, image
 from meshd.transform.parameters import MAX_SIDE, Parameter, choice, interval, side_or_size, size
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +22,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import image
 from meshd.transform.parameters import Parameter, size, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -7,7 +7,7 @@ bits. Computed in float32 by additions and multiplications alone, so that they a
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +29,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, choice, number, pair, whole, whole_or_none
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import portable_exp
 
 if TYPE_CHECKING:

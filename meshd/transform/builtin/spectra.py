@@ -8,7 +8,7 @@ and scales are torchaudio's; `mel_scale`, `norm` and `padding` have librosa's, t
 from __future__ import annotations
 
 import math
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +30,6 @@ from meshd.transform.parameters import (
     whole_or_none,
 )
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import unicodedata
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import BYTES, LABEL, FieldType
 from meshd.transform.parameters import Parameter, choice, flag
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_text, shown_value
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ ignored, those are separate ops. The interpretation of a file belongs to one rel
 from __future__ import annotations
 
 import os
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, choice, flag, number, whole
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import checked_text
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import io
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +22,6 @@ from meshd.transform.errors import BadSampleError, MissingLibraryError
 from meshd.transform.parameters import Parameter, choice, whole
 from meshd.transform.registry import operation
 from meshd.transform.video_frames import changed_frames, fuse_frames, stack_frames, video
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import checked_number
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.formats.zarr_metadata import ZarrVariable, parse_variable
 from meshwire.formats.zarr_source import parse_array, parse_chunked
 from meshwire.strict_json import PlanError

@@ -6,6 +6,7 @@ chunk is decoded, and nothing larger is allocated.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import FieldType
 from meshd.transform.parameters import Parameter, with_description
 from meshd.transform.registry import operation
-from meshwire.dataclass import dataclass
 from meshwire.formats.zarr_window_layout import ABSENT, parse_window_layout
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ Law: an order is made for one slice and one process. What it does not allow is n
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import FieldOrder, TableOrder
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

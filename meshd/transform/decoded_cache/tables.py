@@ -7,13 +7,13 @@ bytes a sample.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.policy import Limit, Mean
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

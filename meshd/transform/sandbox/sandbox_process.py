@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,7 +40,6 @@ from meshd.transform.sandbox.messages import (
     aligned,
 )
 from meshd.transform.sandbox.wheel_tags import WrongWheelError, choose_wheels
-from meshwire.dataclass import dataclass
 from meshwire.plan.op_declarations import MAX_VALUES, parse_declarations
 from meshwire.strict_json import PlanError
 

@@ -13,9 +13,8 @@ import errno
 import os
 import platform
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,7 +19,6 @@ from meshd.transform.assets import MissingAssetError, asset, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
 from meshd.transform.op_types import FieldType, OpDefinition
 from meshd.transform.parameters import Parameter, with_description
-from meshwire.dataclass import dataclass
 from meshwire.plan.module_bundle import read_objects
 from meshwire.plan.op_declarations import (
     BYTES,

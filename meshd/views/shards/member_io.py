@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import combine_crc32c, crc32c
@@ -32,7 +32,6 @@ from meshd.store.integrity.verification import (
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshd.views.view_kind import to_s3_error, translate_peer_errors
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.formats.shard_bytes import MAX_NUMBER, NumberError, convert_number, masked_crc
 

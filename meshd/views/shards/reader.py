@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.api_errors import store_errors
@@ -20,7 +20,6 @@ from meshd.views.key_paging import build_page
 from meshd.views.shards.member_io import ShardSource, shard_sources, translate_archive_errors
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.formats.shard_bytes import SourceObject
 from meshwire.s3.result_types import ObjectEntry, ObjectListing

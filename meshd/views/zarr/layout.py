@@ -8,7 +8,7 @@ its own block.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from meshd.core.plan_record import Plan
 from meshd.core.sample_locations import own_columns
 from meshd.transform import registry
 from meshd.transform.compiler import asset_digests
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.dataset.derive_snapshot import content_digest, referenced_objects, slice_field
 from meshwire.plan.plan_spec import canonical_spec

@@ -12,14 +12,13 @@ import base64
 import binascii
 import hashlib
 import zlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from meshwire.checksums import crc
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import zlib
 from base64 import b85decode, b85encode
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,

@@ -17,6 +17,7 @@ admissions and the stability of marriage" (1962).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -24,7 +25,6 @@ import numpy as np
 
 from meshwire.cluster.cluster_map import MAX_COPIES
 from meshwire.cluster.preferences import preference_lists, updated_lists
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

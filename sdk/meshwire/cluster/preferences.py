@@ -8,12 +8,11 @@ changes its own entries and no others, and the lists that follow need the hashes
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ Invariant: a slot has one primary per map, which is in its read set and its writ
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,6 @@ import numpy as np
 
 from meshwire.cluster.cluster_map import read_and_write_copies
 from meshwire.cluster.placement import compute_placement, group_equal_rows
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, get_args
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import ArchiveKind
 from meshwire.dataset.fields import sample_key
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import class_name, parse_source, sample_key
 from meshwire.dataset.snapshot import (
     CONTENT_TYPE,

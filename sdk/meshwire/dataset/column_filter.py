@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, checked_choice, checked_text, shown_value
 
 if TYPE_CHECKING:

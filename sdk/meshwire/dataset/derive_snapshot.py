@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
 from meshwire.dataset.fields import MAX_FIELDS, parse_fields, parse_source
 from meshwire.dataset.snapshot import BytesColumn, LabelColumn, Snapshot

@@ -10,10 +10,10 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, read_json
 
 Value = str | float | bool | None

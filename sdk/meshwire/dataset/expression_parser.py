@@ -9,9 +9,9 @@ expressions.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset import expression_evaluation as nodes
 from meshwire.dataset.expression_evaluation import FUNCTIONS, Scope, Value, format_value
 from meshwire.strict_json import PlanError, checked_text, shown_value, suggestion

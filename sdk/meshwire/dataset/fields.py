@@ -6,9 +6,9 @@ Law: pure functions of names; content is never examined.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.strict_json import (
     PlanError,

@@ -6,12 +6,12 @@ Law: immutable, and equal to the column that has the values of all pages one aft
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.frame.columns import StringColumn
 

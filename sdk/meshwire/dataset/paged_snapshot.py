@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import class_name, fields_document, parse_source
 from meshwire.dataset.paged_columns import PagedColumn, PagedLabels, Pages
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn

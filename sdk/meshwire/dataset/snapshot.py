@@ -7,12 +7,11 @@ foreign document is validated completely: an index, range or name out of bounds 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import MAX_FIELDS, fields_document, parse_fields, parse_source, sample_key
 from meshwire.dataset.sample_columns import (
     BytesColumn,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.paged_snapshot import PagedSnapshot
 
 if TYPE_CHECKING:

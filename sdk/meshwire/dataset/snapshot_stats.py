@@ -5,11 +5,11 @@ Law: computed from the snapshot's document alone; no sample is read.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.snapshot import BytesColumn
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild, build_from_objects
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.sample_columns import BytesColumn, LabelColumn, StoredColumn

@@ -8,9 +8,8 @@ container.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import Final, Literal
-
-from meshwire.dataclass import dataclass
 
 Kind = Literal["uint", "int", "float"]
 

@@ -6,11 +6,11 @@ Law: a line ends at LF; a CR before it is not part of it; empty lines are not sa
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import uncompressed_name
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.page_document import size_of

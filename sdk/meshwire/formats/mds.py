@@ -8,11 +8,11 @@ https://docs.mosaicml.com/projects/streaming (dataset format)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.formats.record_index import RecordIndex
 from meshwire.strict_json import PlanError, checked_integer, checked_text, join_path, read_json, shown_value
 

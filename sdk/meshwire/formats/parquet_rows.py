@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import MAX_FIELDS
 from meshwire.dataset.snapshot import MAX_BYTES
 from meshwire.formats.record_index import MAX_RECORD_BYTES, RecordIndex

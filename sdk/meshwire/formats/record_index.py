@@ -6,12 +6,11 @@ Law: a part (a feature of a TFRecord, a column of MDS) has one type in all files
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.page_document import write_page
 from meshwire.dataset.paged_snapshot import PageNotes
 from meshwire.dataset.snapshot import MAX_BYTES

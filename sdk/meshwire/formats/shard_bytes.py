@@ -13,12 +13,11 @@ import itertools
 import math
 import struct
 from bisect import bisect_right
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import sample_key
 from meshwire.formats.tar import BLOCK, END, padding, tar_member_header
 from meshwire.strict_json import shown_value

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import SLICES
 from meshwire.dataset.archive_keys import TABLE_COPY_UNIT as COPY_UNIT
 from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES

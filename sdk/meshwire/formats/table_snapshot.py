@@ -6,12 +6,11 @@ validity is not among the fields, or if the filter does not hold for it.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.build_snapshot import EmptySnapshotError, SnapshotBuild
 from meshwire.dataset.fields import MAX_FIELDS, FieldSpec, class_name
 from meshwire.dataset.snapshot import BytesColumn, LabelColumn, ObjectTable, RecordColumn, Records, Snapshot

@@ -9,11 +9,10 @@ the end (int64). https://github.com/NVIDIA/Megatron-LM, megatron/core/datasets/r
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from meshwire.frame.columns import Integers

@@ -6,10 +6,9 @@ Law: the files listed are finished and never change; what is not listed may be i
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import (
     MAX_INTEGER,
     PlanError,

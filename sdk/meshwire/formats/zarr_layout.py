@@ -7,12 +7,12 @@ fit its shard. https://zarr-specs.readthedocs.io/en/latest/v3/core/
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, read_json, shown_value
 
 if TYPE_CHECKING:

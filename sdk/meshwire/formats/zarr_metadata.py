@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:

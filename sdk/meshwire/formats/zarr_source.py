@@ -9,12 +9,12 @@ array's axes, the last axis fastest, as in the Zarr v3 core specification.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.formats.zarr_layout import MISSING, key_numbers, parse_layout, read_shard_index
 from meshwire.strict_json import PlanError
 

@@ -9,12 +9,12 @@ is as long as the header and ignored.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.formats.zarr_metadata import CODECS, MAX_AXES, MAX_CHUNK_BYTES, MAX_CODECS
 from meshwire.strict_json import (
     PlanError,

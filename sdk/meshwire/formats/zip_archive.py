@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import ArchiveError
 
 if TYPE_CHECKING:

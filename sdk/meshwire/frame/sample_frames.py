@@ -9,12 +9,12 @@ reads the frame.
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataclass import dataclass
 from meshwire.frame.tensor_frame import (
     MAX_BODY_BYTES,
     FrameError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,10 +10,10 @@ Invariant: `RELEASE` is the version of the distribution in `pyproject.toml`; a t
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from meshwire.dataclass import dataclass
 from meshwire.http_values.percent_encoding import PercentError, decode, to_bytes
 
 RELEASE: Final = "0.1.0"

@@ -7,9 +7,8 @@ as §3.2.3 demands; a version above 00 is read by the fields that version 00 has
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
-
-from meshwire.dataclass import dataclass
 
 TRACEPARENT_HEADER: Final = "traceparent"
 TRACESTATE_HEADER: Final = "tracestate"

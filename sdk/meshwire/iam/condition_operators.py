@@ -13,10 +13,10 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import PolicyError
 from meshwire.iam.wildcards import Glob
 

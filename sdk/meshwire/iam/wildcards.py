@@ -8,11 +8,11 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.ht
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import PolicyError
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import archive_stem
 from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.dataset.fields import sample_key

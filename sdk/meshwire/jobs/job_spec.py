@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.strict_json import (
     PlanError,

@@ -7,10 +7,9 @@ batch and world size are not in it, since both may change on resume.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import (
     MAX_INTEGER,

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.derive_snapshot import SnapshotParts
 from meshwire.dataset.snapshot import MAX_SAMPLES, BytesColumn, LabelColumn, ObjectTable
 from meshwire.frame.columns import StringColumn

@@ -7,9 +7,9 @@ fault in it raises PlanError with its path.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import (
     PlanError,
     checked_choice,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.mix import mix_document, parse_mix
 from meshwire.plan.rank_slices import TAILS
 from meshwire.plan.sequence_packing import pack_document, parse_pack

@@ -6,11 +6,11 @@ steps does not depend on the rank.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:

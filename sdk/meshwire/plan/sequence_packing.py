@@ -8,11 +8,11 @@ Invariant: every element of every sequence is in exactly one row ("split"), or t
 from __future__ import annotations
 
 import bisect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.frame.columns import ColumnReader, ColumnWriter
 from meshwire.strict_json import (
     PlanError,

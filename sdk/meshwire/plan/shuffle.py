@@ -10,11 +10,11 @@ each, are in random order.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.keyed_random import MASK64, derive_key, mix64, mix64_many
 from meshwire.strict_json import (
     PlanError,

@@ -7,10 +7,8 @@ Invariant: whatever a document may omit is None or empty here.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
-
-from meshwire.dataclass import dataclass
 
 BucketSetting = Literal[
     "accelerate",

@@ -6,10 +6,8 @@ Invariant: whatever a client may omit is None or empty here, never guessed.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

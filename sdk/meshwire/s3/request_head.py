@@ -8,13 +8,13 @@ Invariant: after `check_parameters`, the operation of (level, method) reads ever
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from meshwire import names
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.http_values import percent_encoding
 

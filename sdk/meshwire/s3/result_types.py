@@ -7,11 +7,9 @@ Invariant: ETags carry no quotes, times are milliseconds since the epoch, sizes 
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-from meshwire.dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,10 @@ Invariant: output is well-formed XML 1.0, except for keys with control character
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from xml.parsers import expat
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from hmac import compare_digest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3 import acl_xml, checksum_headers, request_headers, settings_xml

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from itertools import product
@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from meshwire.dataclass import dataclass
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3.request_head import RequestHead
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import base64
 import hmac
 import re
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from meshwire.dataclass import dataclass
 from meshwire.errors import S3Error
 from meshwire.http_values import dates, percent_encoding
 from meshwire.s3.request_head import (

@@ -7,9 +7,9 @@ so the content of a key never changes.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.rank_slices import MAX_BATCH, MAX_WORLD
 from meshwire.strict_json import canonical_json, checked_hash, checked_integer, checked_object, required_field
 from meshwire.views.numbered_keys import KeyLevel, NumberedKeys

@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_left
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
-from meshwire.dataclass import dataclass
 from meshwire.dataset.archive_keys import archive_kind
 from meshwire.dataset.expression_parser import format_value, parse_expression, sort_key
 from meshwire.formats.shard_bytes import TarShard, TfrecordShard

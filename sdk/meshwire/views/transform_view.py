@@ -10,10 +10,10 @@ import dataclasses
 import hashlib
 import heapq
 import re
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from meshwire.dataclass import dataclass
 from meshwire.plan.plan_spec import PlanSpec, parse_spec, spec_document
 from meshwire.strict_json import PlanError, canonical_json, checked_object, checked_text, required_field
 from meshwire.views.view_fields import checked_ending, checked_match, checked_prefix, checked_source

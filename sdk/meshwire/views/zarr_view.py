@@ -10,13 +10,12 @@ zarr-python's inline form. Every chunk is whole: rows beyond the last sample hol
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataclass import dataclass
 from meshwire.dataset.fields import fields_document, parse_fields
 from meshwire.plan.plan_spec import PlanSpec, parse_spec, spec_document
 from meshwire.plan.shuffle import ShuffleSpec
