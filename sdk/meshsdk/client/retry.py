@@ -84,6 +84,11 @@ def _forget_places(error: BaseException) -> None:
         each = each.with_traceback(None).__cause__
 
 
+_MOST_TOLD: Final = 100
+_told: Final = dict[str, float]()
+"""When warnings were last logged in this process, by the text of the error."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackOff:
     """Exponential back-off with full jitter: the n-th wait is uniform in (0, min(cap, base·2ⁿ)] seconds.
@@ -169,11 +174,25 @@ class Patience:
         if not first and since < self._tell_at:
             return
         self._untold, self._tell_at = False, max(2 * since, self._tell_at)
+        if _told_lately(str(error), now, max(_AT_ONCE, since / 2)):
+            return
         done = progress_of(error)
         if done is not None:
             _log.warning("waiting for the node's work: %.0f %% done after %.1f s", 100 * done, since)
             return
         _log.warning("still retrying after %.1f s (attempt %d): %s", since, self.attempts, error)
+
+
+def _told_lately(text: str, now: float, within: float) -> bool:
+    """Return whether another request told the same within the last seconds, else note that this one does: a
+    loader has many requests in flight when a node dies."""
+    last = _told.get(text)
+    if last is not None and 0 <= now - last < within:
+        return True
+    if len(_told) >= _MOST_TOLD:
+        _told.clear()
+    _told[text] = now
+    return False
 
 
 ABSENT: Final = "no answer, and no reply to a liveness check: the node hangs or is unreachable"

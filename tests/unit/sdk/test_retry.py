@@ -99,6 +99,18 @@ def test_who_is_not_there_is_told_within_a_second(caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 3  # and at 3 and 6
 
 
+def test_requests_that_fail_alike_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A loader has many in flight when a node dies."""
+    waiting = [patience(1e9) for _ in range(8)]
+    for second in range(20):
+        for number, patient in enumerate(waiting):
+            patient.delay(ConnectError("node-9: refused"), second + number / 100)
+    told = [record.getMessage() for record in caplog.records]
+    assert 4 <= len(told) <= 6, told  # at once, and after about 3, 6 and 12 seconds
+    waiting[0].delay(ConnectError("node-8: refused"), 100.0)
+    assert "node-8" in caplog.records[-1].getMessage()  # another reason is told in any case
+
+
 def working(share: float) -> BusyError:
     return BusyError("indexing", status=503, retry_after=1.0, detail={"progress": share})
 
