@@ -21,6 +21,7 @@ from meshd.core.api_errors import store_errors
 from meshd.store.records import INTERNAL_WRITE, Meta, NewObject
 from meshd.util.async_tasks import CooperativeYield
 from meshd.util.tenant_limits import ByteSemaphore
+from meshwire.checksums.body_checksums import DEFAULT_ALGORITHM, new_hasher
 from meshwire.errors import S3Error
 from meshwire.names import KeyNameError, KeyTooLongError, check_key
 from meshwire.s3.request_headers import object_headers
@@ -43,6 +44,8 @@ _UNPACKED: Final = 8 * MAX_ARCHIVE_BYTES
 MAX_MEMBERS: Final = 10_000
 OBJECTS_HEADER: Final = "x-mesh-objects"
 """Response header: how many objects were made of the archive."""
+_UNVERIFIED_READS: Final = 128 << 10
+"""Reads of larger objects are not verified by the node, so these have a checksum for clients to compare."""
 _PAX_HEADER: Final = "minio.metadata."
 _GZIP: Final = b"\x1f\x8b"
 _COMPRESSED: Final = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
@@ -227,10 +230,17 @@ def _new_objects(members: Sequence[Member], operation: PutObject, owner: str) ->
     """Raises S3Error for headers that cannot be stored."""
     for member in members:
         headers = object_headers(member.headers)
+        kept = {}
+        if len(member.data) > _UNVERIFIED_READS:
+            hasher = new_hasher(DEFAULT_ALGORITHM)
+            hasher.update(member.data)
+            kept[DEFAULT_ALGORITHM] = hasher.base64()
         meta = Meta(
             etag=hashlib.md5(member.data, usedforsecurity=False).hexdigest(),
             headers=dict(headers.system),
             metadata=dict(headers.metadata),
+            checksums=kept,
+            checksum_type="FULL_OBJECT" if kept else "",
             owner=owner,
             tags=dict(operation.tags),
             acl=operation.acl,

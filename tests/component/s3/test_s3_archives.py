@@ -68,6 +68,19 @@ def test_members_become_objects(s3: Any, bucket: str) -> None:
     assert s3.head_object(Bucket=bucket, Key="d/")["Metadata"] == {"color": "blue"}
 
 
+def test_members_whose_reads_are_not_verified_have_a_checksum(s3: Any, bucket: str) -> None:
+    large = bytes(range(256)) * 513
+    s3.put_object(Bucket=bucket, Key="x", Body=tar_of({"large": large, "small": b"1"}), Metadata=UNPACK)
+    s3.put_object(Bucket=bucket, Key="alone", Body=large, ChecksumAlgorithm="CRC64NVME")
+    found = {
+        key: s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+        for key in ("large", "small", "alone")
+    }
+    assert found["large"]["ChecksumCRC64NVME"] == found["alone"]["ChecksumCRC64NVME"]
+    assert found["large"]["ChecksumType"] == "FULL_OBJECT"
+    assert "ChecksumCRC64NVME" not in found["small"]
+
+
 def test_members_are_versions_where_there_are_versions(s3: Any, bucket: str) -> None:
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     for body in (b"1", b"2"):
