@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 MAX_BUILDS: Final = 100
 MAX_DRAFTS: Final = 8
 """Limit per module; the oldest draft is removed when another one is pushed."""
+_MODULE_HELP: Final = (
+    "a node runs a module with its own libraries, without files or network; the module must import by name "
+    "everything that it does not define itself, such as `op` from meshsdk.userops. If the nodes lack a "
+    "library, send it with the module (mesh op push --wheel NAME), or install it beside meshd on every node"
+)
 _AT_A_TIME = 2  # modules whose declarations one worker reads at a time
 
 
@@ -185,10 +190,7 @@ class UserModules:
                 raise BatchError(
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
-                    help="a node runs a module with its own libraries, without files or network; the module "
-                    "must import by name everything that it does not define itself. If the nodes lack a "
-                    "library, send it with the module (mesh op push --wheel NAME), or install it beside "
-                    "meshd on every node",
+                    help="" if str(error).startswith("SyntaxError") else _MODULE_HELP,
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:

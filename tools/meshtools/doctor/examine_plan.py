@@ -203,7 +203,10 @@ def examine(
     notes = (
         []
         if step_seconds
-        else ["no step computes anything: without a script or --step-time, AU has no meaning"]
+        else [
+            "no step computes anything: without a script or --step-time, the share of its time that a job "
+            "computes is unknown"
+        ]
     )
     timed = max(run.steps for run in checkup.runs.values())
     notes += [*disk_notes(about), *uncertainty_notes(checkup)]
