@@ -188,7 +188,7 @@ async def maintain_generation(control: ControlStore, data_dir: Path, identity: N
                 started = known_deaths != deaths
                 identity = await increment_generation(control, data_dir, identity, started=started)
             deaths = known_deaths
-        except (ControlError, OSError) as error:
+        except (ControlError, OSError, RuntimeError) as error:  # the last: no thread can be started
             _log.warning("cannot store the generation of the data directory", extra={"why": str(error)})
 
 

@@ -175,17 +175,24 @@ class FailureDetector:
 
     async def run(self) -> None:
         """Runs forever."""
+        failed = False
         while True:
             await asyncio.sleep(self._ttl / _ROUNDS_PER_LEASE)
-            record_map_metrics(self._mesh.current_map())
             try:
+                record_map_metrics(self._mesh.current_map())
                 if await self._hold_lease():
                     await self.check_nodes()
+                failed = False
             except ControlError as error:
                 self._silent.clear()  # earlier observations are outdated
                 _log.debug("nodes are not probed: %s", error)
             except transitions.TransitionError as error:
                 _log.warning("the map rejects the transition: %s", error)
+            except Exception:  # e.g. no thread can be started
+                self._silent.clear()
+                level = logging.DEBUG if failed else logging.ERROR
+                _log.log(level, "nodes could not be probed; they will be again", exc_info=True)
+                failed = True
 
     async def _hold_lease(self) -> bool:
         now = self._clock.monotonic()

@@ -107,6 +107,8 @@ class Membership:
                 self._record_control_state(error)
             except transitions.TransitionError as error:
                 _log.warning("the map rejects the transition: %s", error)
+            except Exception as error:  # e.g. no thread can be started: without its lease, a node is away
+                self._record_control_state(error)
             await self._rest()
 
     async def _rest(self) -> None:
@@ -121,10 +123,11 @@ class Membership:
             if not shared_counters.is_ending():
                 await asyncio.sleep(self._ttl / times / pieces)
 
-    def _record_control_state(self, error: ControlError | None) -> None:
+    def _record_control_state(self, error: Exception | None) -> None:
         metrics.cluster_lease_held.set(error is None and self._lease.held)
         if error is not None and not self._control_lost:
-            _log.warning("cannot renew the lease: %s", error)
+            trace = None if isinstance(error, ControlError) else error
+            _log.warning("cannot renew the lease: %s", error, exc_info=trace)
         elif error is None and self._control_lost:
             _log.warning("the control store answers again", extra={"node": self._me.node_id})
         self._control_lost = error is not None

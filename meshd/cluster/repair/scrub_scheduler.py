@@ -172,10 +172,14 @@ class ScrubScheduler:
                 try:
                     await self.run_once()
                     said = False
-                except (StoreError, ControlError) as error:
-                    level = logging.DEBUG if said else logging.WARNING
+                except Exception as error:  # of a disk, a peer, the control store
+                    is_usual = isinstance(error, (StoreError, ControlError))
+                    level = logging.DEBUG if said else logging.WARNING if is_usual else logging.ERROR
                     _log.log(
-                        level, "the scrub is blocked and will resume by itself", extra={"why": str(error)}
+                        level,
+                        "the scrub is blocked and will resume by itself",
+                        extra={"why": str(error)},
+                        exc_info=None if is_usual else error,
                     )
                     said = True
                 busy = self._store.scrub.state.running or self._is_repairing
@@ -255,7 +259,7 @@ class ScrubScheduler:
         if not _is_over(self._repairing) or not _is_over(self._disk_loss_comparison):
             return
         ended, self._repairing = self._repairing, None
-        if ended is not None:
+        if ended is not None and not ended.cancelled():
             ended.result()
         left = self._store.quarantine.count()
         if left and (left > self._expected or began - self._repaired_at > _RETRY_INTERVAL):
@@ -278,8 +282,9 @@ class ScrubScheduler:
     def _refresh_under_replication(self) -> None:
         if self._count_under_replicated is None or not _is_over(self._counting):
             return
-        if self._counting is not None and self._counting.exception() is None:
-            self._under_replicated = self._counting.result()
+        counted, self._counting = self._counting, None
+        if counted is not None and not counted.cancelled() and counted.exception() is None:
+            self._under_replicated = counted.result()
         metrics.cluster_names_short.set(self._under_replicated)
         self._counting = asyncio.ensure_future(self._count_under_replicated())
 

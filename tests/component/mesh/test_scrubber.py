@@ -152,6 +152,35 @@ def test_what_it_cannot_tell_is_logged_once(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.text.count("the scrub is blocked") == 1
 
 
+def test_it_goes_on_after_a_repair_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As with an answer that no release of a peer gives, or one that was cancelled with something else."""
+
+    async def run() -> None:
+        with closing(Node(tmp_path)) as node:
+            await put_object(node.store, "k", b"k" * 5000)
+            node.damage("k")
+            assert await node.store.quarantine.process_damage_reports() == 1
+            tried, failures = (
+                asyncio.Semaphore(0),
+                [OSError(24, "Too many open files"), asyncio.CancelledError()],
+            )
+
+            async def fail(_: object) -> None:
+                tried.release()
+                if failures:
+                    raise failures.pop()
+
+            node.scrubber._repair = fail
+            running = asyncio.ensure_future(node.scrubber.run())
+            for _ in range(3):
+                await asyncio.wait_for(tried.acquire(), 30)
+                node.clock.advance(31)
+            running.cancel()
+
+    asyncio.run(run())
+    assert caplog.text.count("Traceback") == 1
+
+
 def test_a_loss_is_remembered_until_the_comparison_has_ended(tmp_path: Path) -> None:
     """A node that is killed while it compares compares again."""
 

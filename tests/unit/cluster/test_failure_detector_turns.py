@@ -97,6 +97,27 @@ def test_the_holder_renews_in_every_second_round_and_at_once_after_a_failure(
     asyncio.run(check())
 
 
+def test_it_goes_on_when_no_thread_can_be_started(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        clock = ManualClock()
+        control, rounds = CountedControl(clock), asyncio.Semaphore(0)
+        detector = detector_of(control, clock)
+        detector._ttl = 0.05
+
+        async def fail(_: str) -> dict[str, str]:
+            rounds.release()
+            raise RuntimeError("can't start new thread")
+
+        control.lease_holders = fail  # type: ignore[assignment]
+        running = asyncio.ensure_future(detector.run())
+        for _ in range(3):
+            await asyncio.wait_for(rounds.acquire(), 30)
+        running.cancel()
+
+    asyncio.run(check())
+    assert caplog.text.count("Traceback") == 1
+
+
 def test_a_holder_that_stood_still_renews_before_it_acts() -> None:
     async def check() -> None:
         clock = ManualClock()
