@@ -61,6 +61,7 @@ _log = logging.getLogger("meshd.periodic_tasks")
 _ROLES = ("supervisor", "worker", "coordinator", "transform", "rebalancer")
 _SURVEYED = 64  # peers at a time: all of 10,000 nodes would make 3 million connections a second
 _CHECKPOINTS_PER_INTERVAL = 2  # so that one that takes long is still in time
+_SAY_AGAIN = 60.0  # seconds until a failure that goes on is logged again: some tasks run four times a second
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
 
@@ -231,23 +232,27 @@ def _bucket_names(node: NodeContext) -> list[str]:
 
 
 async def _repeat(task: PeriodicTask) -> None:
+    clock = asyncio.get_running_loop().time
+    known, said_at = "", 0.0
     while True:
         try:
             await task.run()
-        except ControlError as error:
-            _log.warning(
-                "a periodic task is postponed: the control store cannot be used",
-                extra={"task": task.name, "why": str(error)},
-            )
+            known = ""
         except Exception as error:
-            if _lacks_resources(error):
-                _log.warning(
-                    "a periodic task is postponed: out of file descriptors or memory",
-                    extra={"task": task.name, "why": str(error)},
-                )
-            else:
-                _log.exception("a periodic task failed; it will be retried", extra={"task": task.name})
+            if repr(error) != known or clock() - said_at >= _SAY_AGAIN:
+                known, said_at = repr(error), clock()
+                _report_failure(task.name, error)
         await sleep_to_tick(task.every)
+
+
+def _report_failure(name: str, error: Exception) -> None:
+    told = {"task": name, "why": str(error)}
+    if isinstance(error, ControlError):
+        _log.warning("a periodic task is postponed: the control store cannot be used", extra=told)
+    elif _lacks_resources(error):
+        _log.warning("a periodic task is postponed: out of file descriptors or memory", extra=told)
+    else:
+        _log.error("a periodic task failed; it will be retried", extra={"task": name}, exc_info=error)
 
 
 def _lacks_resources(error: Exception) -> bool:

@@ -103,7 +103,7 @@ class Rebalancer:
         self._standing_recorded_at = -_STANDING_INTERVAL
         self._clear_version, self._retry_cleanup_at = 0, 0.0
         self._complete_version = 0
-        self._retry_soon = False
+        self._retry_soon, self._failure = False, ""
         self._seen_states: dict[str, int] = {}
         self._compared_starts: dict[str, int] = {}  # by node: its start since which this node has compared
         self.reporter = ProgressReporter(mesh.node_id, control, clock)
@@ -120,20 +120,27 @@ class Rebalancer:
             version = self._mesh.current_map().version
             try:
                 await self.run_once()
+                self._failure = ""
             except SyncPeerLostError as error:
                 await self.reporter.report_blocked(f"a peer does not answer: {error}")
             except (ControlError, transitions.TransitionError) as error:
                 await self.reporter.report_blocked(str(error))
             except StoreError as error:
-                _log.exception("cannot store missing data")
+                self._log_failure("cannot store missing data", error)
                 await self.reporter.report_blocked(_STORE_ERROR + str(error))
             except MeshdError as error:
                 await self.reporter.report_blocked(str(error))
             except Exception as error:
-                _log.exception("rebalancing failed and will be retried")
+                self._log_failure("rebalancing failed and will be retried", error)
                 await self.reporter.report_blocked(f"rebalancing failed: {type(error).__name__}")
             soon = self._retry_soon or self.reporter.progress.doing == "waiting"
             await self._mesh.wait_for_newer_map(version, _RETRY_INTERVAL if soon else _IDLE_INTERVAL)
+
+    def _log_failure(self, message: str, error: Exception) -> None:
+        """Logs a failure once, not with each of the attempts that it ends."""
+        before, self._failure = self._failure, repr(error)
+        if self._failure != before:
+            _log.error(message, exc_info=error)
 
     async def run_once(self) -> None:
         """Checks the map once and does what it asks for. Raises SyncPeerLostError, ControlError,

@@ -84,6 +84,11 @@ def test_a_failing_task_is_logged_and_retried(caplog: pytest.LogCaptureFixture) 
     assert record.exc_info
 
 
+def test_a_failure_that_goes_on_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Some tasks are run four times a second."""
+    assert len(_records(caplog, ValueError("broken"))) == 1
+
+
 @pytest.mark.parametrize(
     "failure", [OSError(errno.EMFILE, "Too many open files"), ExhaustedError("no memory")]
 )
