@@ -269,8 +269,9 @@ class _File:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd, self._renamed = -1, False
+            fd, self._fd, self._renamed = self._fd, -1, False
+            with suppress(OSError):  # as on NFS, for what was written before; the descriptor is closed
+                os.close(fd)
 
 
 def open_audit_file(path: Path) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from meshd.telemetry import audit_log, metrics
@@ -142,3 +143,20 @@ def test_what_is_no_text_is_escaped(tmp_path: Path) -> None:
     assert (first["access_key"], first["keys"]) == ("a\\udcff", ["\\udcfe", "b"])
     assert first["failed"] == {"\\udcfd": "AccessDenied"}
     assert second["request_id"] == "R2"
+
+
+def test_a_file_that_reports_an_error_when_it_is_closed_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, whose server had no room for what was written before."""
+    path, close, failures = tmp_path / "audit.jsonl", os.close, [OSError(28, "No space left on device")]
+
+    def failing_close(fd: int) -> None:
+        close(fd)
+        if failures and threading.current_thread().name == "audit":
+            raise failures.pop()
+
+    monkeypatch.setattr(os, "close", failing_close)
+    session(path, lines(0, 3), lambda log: log.reopen(), lines(3, 3))
+    assert not failures
+    assert written(path) == [f"R{number}" for number in range(6)]
