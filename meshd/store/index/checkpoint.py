@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -173,8 +174,9 @@ class OpeningPin:
 
     def _run(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
-            if self._newest() > self._number:
-                break
+            with suppress(OSError):  # e.g. no descriptor is free: a pin that stays keeps the index growing
+                if self._newest() > self._number:
+                    break
         self._transaction.abort()
 
     def close(self) -> None:
