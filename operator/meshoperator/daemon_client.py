@@ -132,10 +132,14 @@ class DaemonClient:
     async def access_daemons(self, access: MeshAccess) -> list[MeshAccess]:
         """Return access to each daemon that answers; a request through it concerns that daemon alone. Raises
         DaemonError, UnreachableError."""
-        found = (await self.request_json(access, "GET", "/-/map"))["map"]["nodes"]
+        answer = await self.request_json(access, "GET", "/-/map")
+        try:
+            found = [(each["endpoint"], each["state"]) for each in answer["map"]["nodes"]]
+        except (TypeError, KeyError):
+            raise DaemonError(200, "NoMap", f"{access.endpoint} does not answer as a daemon does") from None
         if len(found) == 1:
             return [access]
-        return [replace(access, endpoint=each["endpoint"]) for each in found if each["state"] in _ANSWER]
+        return [replace(access, endpoint=endpoint) for endpoint, state in found if state in _ANSWER]
 
     async def read_metrics(self, access: MeshAccess) -> str:
         """Return a daemon's metrics, cached for half a minute. Raises DaemonError, UnreachableError."""
@@ -160,6 +164,8 @@ class DaemonClient:
         status, data = await self._exchange(access, method, target, headers, body)
         found = _json(data)
         if status < 300:
+            if found is None and data.strip() not in (b"", b"null"):
+                raise DaemonError(status, "NotJson", f"{access.endpoint} does not answer as a daemon does")
             return found
         told = found.get("error", {}) if isinstance(found, dict) else {}
         message = f"{told.get('message', '')} {told.get('help') or ''}".strip()
