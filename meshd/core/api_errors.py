@@ -178,13 +178,14 @@ _NO_CONTROL = (
 )
 
 
-def to_s3_error(error: errors.StoreError) -> S3Error:
-    """Translates a store error into an S3 error; logs what an operator must look at under its own line."""
+def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
+    """Translates a store error into an S3 error; logs what an operator must look at under its own line.
+    `name`: the object's, for an error that does not know it."""
     if isinstance(error, errors.NodeFullError):
         log.warning("write not acknowledged: %s (%s)", error, error.__cause__ or "just now")
         return S3Error("InsufficientStorage", str(error))
     if isinstance(error, errors.CorruptExtentError):
-        log.error("corrupt extent, not served: %s %s", error.name, error)
+        log.error("corrupt extent, not served: %s %s", error.name or name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk error: %s", error)
     elif isinstance(error, errors.ExhaustedError):
@@ -196,8 +197,8 @@ def to_s3_error(error: errors.StoreError) -> S3Error:
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
         log.warning("write not acknowledged: %s", error)
         return S3Error("SlowDown", _NOT_REPLICATED)
-    if isinstance(error, errors.CorruptExtentError) and error.name:
-        return S3Error("InternalError", f"{error.name} is damaged on disk; put the same bytes again.")
+    if isinstance(error, errors.CorruptExtentError) and (known := error.name or name):
+        return S3Error("InternalError", f"{known} is damaged on disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 

@@ -403,7 +403,7 @@ class S3Endpoint:
         except (CorruptExtentError, DiskFailedError) as error:
             again = await self._deps.views.rebuild_result(asked, found.record.etag)
             if again is None:
-                raise LocalDamageError(to_s3_error(error)) from error
+                raise LocalDamageError(to_s3_error(error, f"{operation.bucket}/{operation.key}")) from error
             return Reply(status, headers, again[found.offset :][: found.length], self._now())
         except StoreError as error:
             raise to_s3_error(error) from error
