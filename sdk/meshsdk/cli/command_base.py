@@ -226,15 +226,16 @@ def exit_code(error: Exception) -> int:
 
 def error_code(error: Exception) -> str:
     """Return the code of a server's error, else the name of the error's class."""
-    return error.code if isinstance(error, ServerError) else type(error).__name__
+    return (error.code if isinstance(error, ServerError) else "") or type(error).__name__
 
 
-def report_error(error: Exception, *, as_json: bool) -> None:
-    """Print an error on stderr."""
+def report_error(error: Exception, *, as_json: bool, about: str = "") -> None:
+    """Print an error on stderr; `about` names the one of several things that it concerns."""
     told = open_files_message(error) or str(error)
     if isinstance(error, DeadlineError):
         from meshsdk.client.retry import LONGER
 
         told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
+    told = f"{about}: {told}" if about else told
     line = json.dumps({"error": error_code(error), "message": told}) if as_json else f"mesh: {told}"
     click.echo(line, err=True)

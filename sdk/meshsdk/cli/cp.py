@@ -35,7 +35,6 @@ from meshsdk.errors import (
 )
 from meshsdk.transfers import Tuning, download, stream, upload
 from meshsdk.transfers import copy as copy_within
-from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -237,8 +236,7 @@ class _CopyReport:
             code = error_code(error)
             self._alike = self._alike + 1 if code == self._last else 1
             self._last = code
-            why = open_files_message(error) or error
-            report_error(MeshError(f"{copy.source}: {why}"), as_json=self._session.as_json)
+            report_error(error, as_json=self._session.as_json, about=str(copy.source))
             never = not self._copied and self._alike >= _ALIKE
             self._stopped = never or _concerns_all(error)
 

@@ -379,6 +379,18 @@ def test_a_server_that_is_away_is_waited_for_as_long_as_one_says(mesh: Any, argu
     assert told.endswith("MESH_ENDPOINT is right. To wait longer: --deadline SECONDS.\n")
 
 
+def test_failed_copies_are_told_as_failed_commands_are(mesh: Any, bucket: str) -> None:
+    copying = ["cp", "/etc/hostname", f"s3://{bucket}/x"]
+    told = mesh("--endpoint-url", "http://127.0.0.1:1", "--deadline", "0", *copying, code=1)
+    assert told.startswith("mesh: /etc/hostname: gave up after 1 attempt")
+    assert "To wait longer: --deadline SECONDS.\n" in told
+    told = mesh("--json", "cp", "/etc/hostname", f"s3://no-such-{bucket}/x", code=1)
+    assert json.loads(told)["error"] == "NoSuchBucket"
+    assert (
+        json.loads(mesh("--json", "cp", "/no/file", f"s3://{bucket}/x", code=3))["error"] == "NotFoundError"
+    )
+
+
 def test_errors_for_programs(mesh: Any, bucket: str) -> None:
     error = json.loads(mesh("--json", "stat", f"s3://{bucket}/nope", code=3))
     assert error["error"] == "NoSuchKey"
@@ -417,7 +429,7 @@ def test_an_error_of_all_copies_is_told_once(mesh: Any, bucket: str, tmp_path: P
     assert "[404 NoSuchBucket]" in told[0]
     assert re.fullmatch(r"mesh: stopped: 5[789] files were not tried, because all would fail alike", told[1])
     errors = lines(mesh("cp", "--json", "-r", tmp_path, "s3://no-such-bucket-here/t", code=1))
-    assert [line["error"] for line in errors] == ["MeshError", "MeshError"]
+    assert [line["error"] for line in errors] == ["NoSuchBucket", "MeshError"]
 
 
 def test_errors_of_one_kind_alone_end_copies_after_a_while(mesh: Any, bucket: str, tmp_path: Path) -> None:
