@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import pytest
 
+from tests.support import huge_pages
 from tests.support.cpu_report import write_own
 from tests.support.fork_server_main import NodeForker, renew_shared_memory
 
@@ -51,6 +52,7 @@ def main() -> None:
         made.atexit = False  # no program's to end; torch has made some, which take it a tenth of a second
     gc.collect()
     gc.freeze()
+    huge_pages.collapse()
     request = NodeForker(requests, life, kept=False).run()
     if request is not None:
         run(request)
