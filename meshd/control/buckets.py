@@ -78,6 +78,11 @@ class BucketTable:
         """Returns the bucket, or None. Takes about a microsecond; sees every process's finished writes."""
         return self._documents.current().get(name)
 
+    async def get_latest(self, name: str) -> Bucket | None:
+        """Returns the bucket as the engine has it, also if another node has just changed or removed it.
+        Raises ControlError if that takes too long."""
+        return await self._documents.get_latest(name)
+
     def is_plain(self, name: str) -> bool:
         """Returns True unless the bucket is a view or has an origin. Takes about a microsecond."""
         found = self._documents.current().get(name)
@@ -143,7 +148,8 @@ class BucketTable:
         return bucket
 
     async def update(self, name: str, change: Callable[[Bucket], Bucket]) -> Bucket | None:
-        """Changes a bucket durably and atomically; returns None if it does not exist."""
+        """Changes a bucket durably and atomically; returns None if it does not exist. `change` may be called
+        repeatedly, and may raise."""
         while True:
             version = self._documents.version(
                 name

@@ -35,9 +35,10 @@ class LaggingControl(MemoryControl):
         return await self.engine.get(key)
 
     async def put(self, key: str, value: bytes, *, expect: int | None = None) -> int:
-        version = await self.engine.put(key, value, expect=expect)
-        self.catch_up()
-        return version
+        try:
+            return await self.engine.put(key, value, expect=expect)
+        finally:  # a conflict, too, is told when the copy has what caused it
+            self.catch_up()
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
         found = await self.engine.delete(key, expect=expect)

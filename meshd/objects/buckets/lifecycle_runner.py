@@ -92,7 +92,8 @@ class LifecycleRunner:
 
     async def sweep(self) -> Counter[str]:
         """Sweep every bucket that is due; return how much was removed, by action. A bucket that cannot be
-        read is logged and retried at the next sweep."""
+        read is logged and retried at the next sweep. Raises ControlError: without the control store, a node
+        does not know whether rules still hold."""
         removed: Counter[str] = Counter()
         now = self._clock.now_ms()  # of the whole sweep, which may take hours: the clock may jump meanwhile
         if not self._trusts_clock(now):
@@ -141,6 +142,10 @@ class LifecycleRunner:
         mark = self._mark(bucket, now)
         if self._swept.get(bucket.name) == mark:
             return
+        present = await self._buckets.get_latest(bucket.name)  # rules of yesterday may be gone
+        if present is None:
+            return
+        bucket, mark = present, self._mark(present, now)
         progress = self._progress.current().get(self._noted(bucket)) if bucket.lifecycle else None
         if progress is None or progress.mark != mark:
             progress = SweepProgress(mark)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from meshd.config import StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
+from meshd.control.control_api import ControlError
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.objects.buckets import lifecycle_runner
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
@@ -19,6 +20,7 @@ from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.util.clock_jumps import ClockWatch
 from meshwire.s3.bucket_settings import LifecycleRule
+from tests.support.lagging_control import LaggingControl
 from tests.support.manual_clock import ManualClock
 from tests.support.reference_control import MemoryControl
 from tests.support.reference_store import MemoryStore
@@ -455,5 +457,35 @@ def test_what_is_kept_of_a_bucket_that_is_gone_is_forgotten(world: World) -> Non
         await world.buckets.delete(NAME)
         await world.lifecycle.sweep()
         assert not await world.control.list_all("lifecycle/")
+
+    run(check)
+
+
+def test_rules_that_another_node_has_removed_remove_nothing() -> None:
+    """This node has not heard of it: it is cut off from the control store, or only behind."""
+    clock = ManualClock()
+    world = World(MemoryStore(clock), clock)
+    control = world.control = LaggingControl(clock)
+    world.buckets = BucketTable(control)
+    lifecycle = world.restarted()
+
+    async def lost(_: str) -> int:
+        raise ControlError("no etcd member answers")
+
+    async def check() -> None:
+        await world.bucket(LifecycleRule("a", True, expire_days=30))
+        await world.put("k")
+        clock.advance(31 * DAY)
+        await BucketTable(control.engine).update(NAME, lambda bucket: replace(bucket, lifecycle=()))
+        with pytest.MonkeyPatch.context() as cut_off:
+            cut_off.setattr(control, "get_version", lost)
+            with pytest.raises(ControlError):
+                await lifecycle.sweep()
+        sweeping = asyncio.ensure_future(lifecycle.sweep())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        control.catch_up()
+        assert not await sweeping
+        assert world.names() == ["k"]
 
     run(check)
