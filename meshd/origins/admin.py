@@ -44,7 +44,7 @@ class BackedAdmin:
 
     async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
         """Create a bucket with an origin; succeeds if it exists with the same origin, and this node has its
-        credentials. Raises BatchError."""
+        credentials. Raises BatchError, ControlError."""
         _require_root(identity)
         try:
             check_bucket_name(name)
@@ -52,7 +52,7 @@ class BackedAdmin:
             raise BatchError("BadRequest", f"{name[:80]!r} is not a valid bucket name: {error}") from None
         origin = _parsed(document)
         bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, origin=origin)
-        present = self._buckets.get(name)
+        present = await self._buckets.get_latest(name)
         if present is not None:
             shown = _same(present, origin)
             self._require_credentials(present)
@@ -93,24 +93,34 @@ class BackedAdmin:
     async def change(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
         """Change how an origin is read, written and cached. Raises BatchError."""
         _require_root(identity)
-        present = self._existing(name)
-        assert present.origin is not None
         fixed = next((field for field in _FIXED if field in document), None)
         if fixed is not None:
             raise BatchError("BadRequest", f"{fixed} cannot be changed; create another bucket")
-        origin = _parsed({**present.origin.document(), **document})
-        changed = await self._buckets.update(name, lambda now: msgspec.structs.replace(now, origin=origin))
+
+        def change(now: Bucket) -> Bucket:
+            return msgspec.structs.replace(now, origin=_parsed({**_origin_of(now).document(), **document}))
+
+        changed = await self._buckets.update(name, change)
         if changed is None:
-            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
+            raise _unknown(name)
         return _shown(changed)
 
     def _existing(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
         if bucket is None:
-            raise BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
-        if bucket.origin is None:
-            raise BatchError("BadRequest", f"{name} has no origin: its objects are stored in the mesh")
+            raise _unknown(name)
+        _origin_of(bucket)
         return bucket
+
+
+def _origin_of(bucket: Bucket) -> descriptions.Origin:
+    if bucket.origin is None:
+        raise BatchError("BadRequest", f"{bucket.name} has no origin: its objects are stored in the mesh")
+    return bucket.origin
+
+
+def _unknown(name: str) -> BatchError:
+    return BatchError("NoSuchBucket", f"there is no bucket {name[:80]!r}")
 
 
 def _require_root(identity: Identity) -> None:
