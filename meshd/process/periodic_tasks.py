@@ -40,7 +40,7 @@ from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import ExhaustedError, StoreError, is_exhausted
 from meshd.telemetry import metrics
-from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_activity
+from meshd.telemetry.activity import INTERVAL, ActivityHistory, collect_history
 from meshd.transform.parquet.reader_template import take_unused_template
 from meshd.util import shared_counters
 from meshd.util.async_tasks import sleep_to_tick
@@ -298,7 +298,7 @@ def measure_memory() -> None:
 
 def record_activity(history: ActivityHistory, clock: Clock) -> None:
     """Append what the node has counted to its history."""
-    history.append(clock.now_ms(), collect_activity()["totals"])
+    history.append(clock.now_ms(), collect_history())
 
 
 async def measure_peers(node: NodeContext) -> None:

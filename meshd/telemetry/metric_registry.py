@@ -13,6 +13,7 @@ in the directory excludes merging while it reads.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import struct
@@ -31,7 +32,7 @@ from meshd.telemetry.legacy_names import LegacyNamesCollector
 from meshd.util.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from meshd.telemetry.legacy_names import MetricSource
 
@@ -138,6 +139,21 @@ def merged_samples() -> list[tuple[str, Mapping[str, str], float]]:
         with scrape_lock(Path(directory)):
             found = list(MultiProcessCollector(CollectorRegistry()).collect())
     return [(sample.name, sample.labels, sample.value) for metric in found for sample in metric.samples]
+
+
+def counter_samples(names: Collection[str]) -> list[tuple[str, Mapping[str, str], float]]:
+    """Return the same of the series of some counters, without reading the other metrics. Blocking."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if directory is None:
+        return [sample for sample in merged_samples() if sample[0] in names]
+    with scrape_lock(Path(directory)):
+        sums = _sums(sorted(Path(directory).glob("counter_*.db")), latest=False)
+    found = []
+    for key, (value, _) in sums.items():
+        if key.split('"', 4)[3] in names:  # ["metric", "name", {labels}, "help"]
+            _, name, labels, _ = json.loads(key)
+            found.append((name, labels, value))
+    return found
 
 
 def _render(

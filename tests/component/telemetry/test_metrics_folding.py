@@ -185,3 +185,32 @@ def test_a_full_disk_ends_nobody_and_what_was_counted_is_told_when_there_is_room
     assert (told["early"], told["a longer name 0"], told["a longer name 1999"]) == (4.0, 1.0, 2.0)
     assert "a longer name 1998" not in told  # it is told with its next change
     values.close()
+
+
+HISTORY_SCRIPT = """
+import os
+from meshd.telemetry import metric_registry, metrics
+from meshd.telemetry.activity import collect_activity, collect_history
+for number in range(1, 4):
+    child = os.fork()
+    if child == 0:
+        metrics.http_requests.labels("Get", "200").inc(number)
+        metrics.http_requests.labels("Put", "503").inc(10 * number)
+        metrics.http_bytes.labels("in").inc(number)
+        metrics.http_bytes.labels("out").inc(100 * number)
+        metrics.frames.labels("hit").inc(2 * number)
+        metrics.frames.labels("miss").inc(3 * number)
+        os._exit(0)
+    os.waitpid(child, 0)
+    if number == 1:
+        metric_registry.drop_dead_processes()
+history, totals = collect_history(), collect_activity()["totals"]
+print(sorted(history.items()) == sorted((name, totals[name]) for name in history), history)
+"""
+
+
+def test_the_history_has_the_totals_of_all_processes(tmp_path: Path) -> None:
+    same, _, history = rendered(tmp_path, HISTORY_SCRIPT).partition(" ")
+    assert same == "True", history
+    assert "'requests': 66.0, 'bytes_in': 6.0, 'bytes_out': 600.0" in history
+    assert "'frames_hit': 12.0, 'frames_joined': 0.0, 'frames_miss': 18.0" in history
