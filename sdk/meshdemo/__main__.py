@@ -45,7 +45,7 @@ def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
         f"{decoded:,} / {trained.asked:,}",
     )
     table.add_row(
-        f"photographs, {sweep.jobs} jobs together",
+        f"photographs, {sweep.jobs} jobs",
         f"{sweep.asked / sweep.seconds:,.0f}",
         f"{sweep.waited_share:.0%}",
         f"{1000 * sweep.cpu / sweep.asked:.3f}",
@@ -54,8 +54,8 @@ def show_table(trained: Trained, sweep: Sweep, decoded: int) -> None:
     console.print()
     console.print(table)
     console.print(
-        "[dim]waited: share of its time the trainer waited for data · CPU: of the client, a 1,000 samples · "
-        "decoded: samples the daemon worked on, from its /metrics"
+        "[dim]waited: share of its time the trainer waited for data · CPU: of the client, per 1,000 "
+        "samples · decoded: samples the daemon worked on, from its /metrics"
     )
 
 
