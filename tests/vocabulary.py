@@ -101,6 +101,9 @@ class Finding(NamedTuple):
 
 def retired_words(path: str, text: str) -> Iterator[Finding]:
     """Yield retired words of a file, also as part of a name."""
+    lowered = text.lower()
+    if not any(word in lowered for word in RETIRED):  # sooner told than all words are looked up
+        return
     for number, line in enumerate(text.splitlines(), 1):
         for found in _WORDS.findall(line):
             word = found.lower()
@@ -120,14 +123,22 @@ def gerund_module(path: str) -> Finding | None:
 
 def other_class_names(path: str, text: str) -> Iterator[Finding]:
     """Yield each `__repr__` that begins with `<Name` where the class has another name."""
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.ClassDef):
-            continue
+    lines = text.splitlines()
+    for node in _classes(ast.parse(text)) if "__repr__" in text else ():
         for method in node.body:
             if isinstance(method, ast.FunctionDef) and method.name == "__repr__":
-                shown = re.search(r"<([A-Z_]\w*)", ast.get_source_segment(text, method) or "")
+                shown = re.search(r"<([A-Z_]\w*)", "\n".join(lines[method.lineno - 1 : method.end_lineno]))
                 if shown and shown[1].strip("_") != node.name.strip("_"):
                     yield Finding(f"{path}:{method.lineno}", shown[1], f"show the class as <{node.name} …>")
+
+
+def _classes(node: ast.AST) -> Iterator[ast.ClassDef]:
+    """Yield the classes in it; expressions, of which most of a module consists, have none."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            yield child
+        if not isinstance(child, ast.expr):
+            yield from _classes(child)
 
 
 def findings() -> list[Finding]:
