@@ -164,7 +164,18 @@ class BucketTable:
                 continue
             return changed
 
-    async def delete(self, name: str) -> bool:
-        """Removes a bucket durably; returns False if it did not exist. The caller ensures that it is
-        empty."""
-        return await self._documents.delete(name)
+    async def delete(self, name: str) -> Bucket | None:
+        """Removes a bucket durably; returns it as it was then, None if it did not exist. The caller ensures
+        that it is empty."""
+        while True:
+            version = self._documents.version(name)  # before the value, as in `update`
+            bucket = self.get(name)
+            if bucket is None:
+                if await self._documents.is_latest(name, version):
+                    return None
+                continue
+            try:
+                await self._documents.delete(name, expect=version)
+            except VersionConflictError:
+                continue
+            return bucket

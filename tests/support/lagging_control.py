@@ -41,9 +41,10 @@ class LaggingControl(MemoryControl):
             self.catch_up()
 
     async def delete(self, key: str, *, expect: int | None = None) -> bool:
-        found = await self.engine.delete(key, expect=expect)
-        self.catch_up()
-        return found
+        try:
+            return await self.engine.delete(key, expect=expect)
+        finally:
+            self.catch_up()
 
     async def watch(self, topic: str) -> AsyncGenerator[Change, None]:
         seen: Mapping[str, Versioned] = {}

@@ -227,10 +227,10 @@ class BucketService:
         The name is deleted first and the contents are checked once more. A writer checks the name after its
         commit, so one of the two sees the other.
         """
-        bucket = self._existing(operation.bucket)
-        await self._require_empty(bucket.name)
-        if not await self._table.delete(bucket.name):
-            raise S3Error("NoSuchBucket", extra={"BucketName": bucket.name})
+        await self._require_empty(self._existing(operation.bucket).name)
+        bucket = await self._table.delete(operation.bucket)
+        if bucket is None:
+            raise S3Error("NoSuchBucket", extra={"BucketName": operation.bucket})
         try:
             if self._everywhere is not None:
                 await self._everywhere.broadcast_deletion()
