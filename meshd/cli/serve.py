@@ -6,6 +6,7 @@ use. Nothing heavy is imported before the environment is set.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import click
 from meshd.config import ConfigError, load_settings
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
-from meshd.process.loading_modules import loading_modules
 from meshd.process.run_dir import prepare_run_dir
 from meshwire.phrases import open_files_message
 
@@ -208,8 +208,11 @@ def serve(config: str | None, **flags: Any) -> None:
         lock = prepare_data_dir(settings)
         settings = prepare_run_dir(settings, os.environ)
         set_environment(settings, os.environ)
-        with loading_modules():
-            from meshd.process.serve import serve_node
+        gc.disable()  # saves a sixth of the time to load a thousand modules
+        from meshd.process.serve import serve_node
+
+        gc.freeze()  # modules are permanent: skipping their first collection saves another sixth
+        gc.enable()
         serve_node(settings, os.environ, _say)
         lock.release()
     except (ConfigError, DirectoryInUseError) as error:

@@ -1,19 +1,17 @@
 """`meshd serve` after the settings are known: recover, bind, fork, supervise.
 
-The caller holds the directory lock and has set the environment (`environment`) before it imports this
-module, which needs half of the node's code. The rest is loaded while a child recovers the store, and before
-the others are forked, so that they share the memory. A node starts without one of its disks only if, by the
-map, available nodes have all of its data, or with --lost-disk: the disk may just not be mounted, and data
-given up is never looked for on it again. A node that cannot read its index stops and refuses to restart until
-an operator intervenes; otherwise it would rejoin and crash on the next read. `mesh cluster status` shows its
-last report.
+The caller holds the directory lock and has set the environment (`environment`) before it imports this module,
+which imports everything heavy once, so that all children share the memory. A node starts without one of
+its disks only if, by the map, available nodes have all of its data, or with --lost-disk: the disk may just
+not be mounted, and data given up is never looked for on it again. A node that cannot read its index stops
+and refuses to restart until an operator intervenes; otherwise it would rejoin and crash on the next read.
+`mesh cluster status` shows its last report.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import json
 import logging
 import os
@@ -35,14 +33,17 @@ from meshd.control.identities import IdentityTable
 from meshd.control.migrations import migrate_control_state
 from meshd.errors import IndexLostError, MeshdError, StartupError
 from meshd.process import memory_usage
-from meshd.process.cache_recovery import forget_writes_through, recover_cache
 from meshd.process.child_process import ChildSpec, describe_exit, fork_child
+from meshd.process.coordinator import run_coordinator
 from meshd.process.join_cluster import ROOT_MADE, join_cluster
 from meshd.process.listen_sockets import local_endpoint, open_listen_sockets
-from meshd.process.loading_modules import loading_modules
 from meshd.process.log_level import LogLevelWatcher
+from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_process
 from meshd.process.root_credentials import has_environment_credentials, root_credentials
-from meshd.process.supervisor import Hooks, ProcessStatus, Supervisor
+from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
+from meshd.process.transform_process import run_transform
+from meshd.process.wiring.cache import forget_writes_through, recover_cache
+from meshd.process.worker import run_worker
 from meshd.store.disks.data_dir_guards import mark_index_unreadable, recovery_advice, require_readable_index
 from meshd.store.disks.health_monitor import DiskState
 from meshd.store.disks.startup_recovery import recover
@@ -56,7 +57,7 @@ from meshwire.cluster import transitions as turn
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from meshd.config import NodeSettings
@@ -115,6 +116,8 @@ def record_index_loss(settings: NodeSettings) -> None:
 
 
 _log = logging.getLogger("meshd.supervisor")
+_TRANSFORM_DELAY = 0.2  # a sample may crash one; other clients must not be slowed down by it
+_STAGE_GRACE = 5.0  # seconds after a stage's own limit before its children are killed
 
 
 def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -152,7 +155,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
             f"  export AWS_ENDPOINT_URL={settings.cluster.advertise} "
             f"AWS_ACCESS_KEY_ID={root.access_key} AWS_SECRET_ACCESS_KEY={root.secret_key}"
         )
-    _in_child("recovery", lambda _: _recover(settings, people), meanwhile=_load_child_modules)
+    _in_child("recovery", lambda _: _recover(settings, people))
     sockets.listen_http(settings.http.backlog)
     try:
         _supervise(settings, sockets, people, say)
@@ -181,16 +184,14 @@ def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
 def _supervise(
     settings: NodeSettings, sockets: ListenSockets, people: _Accounts, say: Callable[[str], None]
 ) -> None:
-    from meshd.process.child_specs import child_names, child_spec, child_stages  # see `_load_child_modules`
-
     endpoint, data = local_endpoint(sockets), settings.store.data_dir
     ready = f"meshd ready endpoint={endpoint} node={settings.node_id} data={data}"
-    names, on_demand = child_names(settings)
-    board = ProcessStatus(names, on_demand)
+    on_demand = [REBALANCE_PROCESS] if settings.cluster.control is not None else []
+    board = ProcessStatus(_names(settings), on_demand)
     clock = SystemClock()
     supervisor = Supervisor(
-        [child_spec(settings, sockets, board, name) for name in (*names, *on_demand)],
-        child_stages(settings),
+        [_spec(settings, sockets, board, name) for name in (*_names(settings), *on_demand)],
+        _stages(settings),
         board=board,
         clock=clock,
         level=LogLevelWatcher(settings.log_level, logs.runtime_level, clock),
@@ -202,6 +203,47 @@ def _supervise(
     gc.collect()
     gc.freeze()  # keeps a child's garbage collector from writing to, and so copying, shared pages
     supervisor.run()
+
+
+def _names(settings: NodeSettings) -> list[str]:
+    workers = [f"worker-{index}" for index in range(settings.workers)]
+    transforms = [f"transform-{index}" for index in range(settings.transform.processes)]
+    return [*workers, *(["coordinator-0"] if settings.workers > 1 else []), *transforms]
+
+
+def _spec(settings: NodeSettings, sockets: ListenSockets, board: ProcessStatus, name: str) -> ChildSpec:
+    role, _, number = name.partition("-")
+    index = int(number)
+    if role == "transform":
+        sock = sockets.transforms[index]
+        body = partial(run_transform, settings, index, sock)
+        return ChildSpec(name, body, frozenset([sock.fileno()]), _TRANSFORM_DELAY)
+    if role == "rebalancer":
+        listen_socket = sockets.rebalancer.fileno()
+        return ChildSpec(
+            name,
+            partial(run_rebalance_process, settings, sockets),
+            frozenset([listen_socket]),
+            listen_fd=listen_socket,
+        )
+    if role == "coordinator":
+        return ChildSpec(
+            name, partial(run_coordinator, settings, sockets), frozenset([sockets.coordinator.fileno()])
+        )
+    own = {sockets.http.fileno()} | ({sockets.coordinator.fileno()} if settings.workers == 1 else set())
+    return ChildSpec(
+        name, partial(run_worker, settings, index, sockets, board.unready_reason), frozenset(own)
+    )
+
+
+def _stages(settings: NodeSettings) -> Sequence[Stage]:
+    """Order the stages: workers finish their requests first, which may need the coordinator and the
+    transforms."""
+    return (
+        Stage(frozenset({"worker"}), settings.http.drain_timeout + _STAGE_GRACE),
+        Stage(frozenset({"coordinator", "rebalancer"}), _STAGE_GRACE),
+        Stage(frozenset({"transform"}), _STAGE_GRACE),
+    )
 
 
 def _set_limits() -> None:
@@ -311,24 +353,13 @@ def _close_stores(settings: NodeSettings) -> None:
         close_relaxed(store, SystemClock())
 
 
-def _load_child_modules() -> None:
-    """Load what the node's processes run, before they are forked, so that they share its memory."""
-    with loading_modules():
-        importlib.import_module("meshd.process.child_specs")
-
-
-def _in_child(
-    name: str, work: Callable[[ChildReporter], None], meanwhile: Callable[[], None] | None = None
-) -> None:
-    """Run `work` in a child, `meanwhile` here, and wait for the child: LMDB must not be open across a fork.
-    Raises StartupError."""
+def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
+    """Run `work` in a child and wait for it: LMDB must not be open across a fork. Raises StartupError."""
     try:
         pid, pipe = fork_child(ChildSpec(name, work), ())
     except OSError as error:
         why = open_files_message(error) or error
         raise StartupError(f"{name} cannot be started: {why}") from error
-    if meanwhile is not None:
-        meanwhile()
     os.set_blocking(pipe, True)
     with os.fdopen(pipe, "rb") as reports:
         said = reports.read()

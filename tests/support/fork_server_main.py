@@ -178,7 +178,6 @@ def load_modules(place: Path) -> dict[str, str]:
     set_environment(settings, os.environ)
     import meshd.cli.fsck
     import meshd.cli.serve
-    import meshd.process.child_specs
     import meshd.process.serve  # noqa: F401
 
     "localhost".encode("idna")  # as each process does that connects somewhere; it loads tables

@@ -15,8 +15,8 @@ import pytest
 
 from meshd.cluster.data_dir_identity import has_been_used
 from meshd.config import ConfigError, NodeSettings, StoreSettings
-from meshd.process.cache_recovery import recover_cache
 from meshd.process.data_dir import prepare_data_dir
+from meshd.process.wiring.cache import recover_cache
 from meshd.store.errors import FormatError
 from meshd.store.store import Store
 from tests.support.manual_clock import ManualClock
