@@ -175,7 +175,8 @@ def open(
         nulls: what to do with a row of a table that has a null in one of its fields: "skip" it, or keep it as
             zeros and give each field that may hold nulls another one, FIELD_valid, a bool ("mask").
         ids: text columns of a table to deliver as numbers, like a class label: `ds.classes` has the texts.
-        snapshot: hash of an earlier snapshot (`ds.snapshot.hash`) to open instead of the current content.
+        snapshot: hash of an earlier snapshot of this source (`ds.snapshot.hash`) to open instead of the
+            current content.
         client: a client from `mesh.connect`. Default: one configured by the environment.
         deadline: seconds for which an unavailable server is retried. Default: the client's.
         progress: called with the number of shards that the node has indexed and the number of all shards,
@@ -208,6 +209,7 @@ def open(
     client = client or connect()
     if snapshot is not None:
         pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
+        _check_snapshot_source(snapshot, pinned.source, source)
         return _typed(_as_arrays(Dataset(client, pinned), source))
     try:
         with _reporting(client, progress):
@@ -253,6 +255,16 @@ def _reporting(client: Client, progress: Callable[[int, int], None] | None) -> I
         yield
     finally:
         client.transport.on_progress = before
+
+
+def _check_snapshot_source(snapshot: str, pinned: str, source: str) -> None:
+    """Raises ConfigurationError for a snapshot of something else: neither in this source nor around it."""
+    ours, others = (f"{each.rstrip('/')}/" for each in (source, pinned))
+    if not ours.startswith(others) and not others.startswith(ours):
+        raise ConfigurationError(
+            f"the snapshot {snapshot[:12]} is of {pinned}, not of {source}: open it with that URL, or "
+            "another snapshot"
+        )
 
 
 def _typed(dataset: Dataset) -> Dataset:
