@@ -342,7 +342,10 @@ def test_a_template_that_dies_ends_its_readers() -> None:
     whole = written(table(range(3)))
 
     def kill(offset: int, length: int) -> bytes:
-        psutil.Process(reader_template.template_pid()).kill()
+        template = psutil.Process(reader_template.template_pid())
+        readers = template.children()
+        template.kill()
+        psutil.wait_procs(readers, timeout=60)  # else one that is quick reads all before the signal arrives
         return whole[offset : offset + length]
 
     with pytest.raises(ParquetInterruptedError, match="ended: SIGKILL"):

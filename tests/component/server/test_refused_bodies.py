@@ -174,6 +174,8 @@ async def refused(server: MeshServer, port: int) -> tuple[asyncio.StreamReader, 
 
 async def send_for_ever(writer: asyncio.StreamWriter) -> None:
     while True:
+        if writer.is_closing():  # uvloop's transport would raise RuntimeError
+            raise ConnectionResetError
         writer.write(b"x")
         await writer.drain()
         await asyncio.sleep(0.01)
