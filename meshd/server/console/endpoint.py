@@ -77,14 +77,17 @@ class ConsoleEndpoint:
         return f"<ConsoleEndpoint {self._streams!r}>"
 
     def is_address_of(self, request: MeshRequest) -> bool:
-        """Whether a browser opens `/console`, which leads to the page unless a bucket has that name."""
+        """Whether a browser opens `/`, or `/console`, which leads to the page unless a bucket has that name.
+
+        S3 answers an unsigned `/` with an error; no client of S3 asks for HTML.
+        """
         path = request.raw_path.partition("?")[0]
         return (
-            path in ("/console", "/console/")
+            (request.raw_path == "/" or path in ("/console", "/console/"))
             and request.method == "GET"
             and "text/html" in request.headers.get("accept", "")
             and "authorization" not in request.headers
-            and self._deps.bucket_table.get("console") is None
+            and (path == "/" or self._deps.bucket_table.get("console") is None)
         )
 
     async def handle(self, request: MeshRequest, dispatch: OpenHandler) -> Reply:
@@ -131,7 +134,7 @@ class ConsoleEndpoint:
             return self._asset(request, path.removeprefix(_ASSETS))
         if path == f"{PREFIX}/" and method in ("GET", "HEAD"):
             return self._page()
-        if path in (PREFIX, "/console", "/console/") and method in ("GET", "HEAD"):
+        if path in (PREFIX, "/", "/console", "/console/") and method in ("GET", "HEAD"):
             return self._reply_with(302, b"", ("Location", f"{PREFIX}/"))
         if path == f"{PREFIX}/session":
             return await self._session(request)

@@ -199,7 +199,7 @@ def test_stored_pages_are_not_of_the_consoles_origin(daemon: Daemon) -> None:
     client = daemon.client()
     signed = client.generate_presigned_url("get_object", {"Bucket": "shown", "Key": "a b/ü&.txt"})
     client.close()
-    for target in (signed.removeprefix(daemon.endpoint), "/shown/missing", "/"):
+    for target in (signed.removeprefix(daemon.endpoint), "/shown/missing", "/?marker=a"):
         answer = ConsoleClient.of(daemon).send("GET", target, headers={"Accept": "text/html"})
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("sandbox "), target
@@ -215,7 +215,11 @@ def test_the_address_leads_to_the_page_unless_a_bucket_has_its_name(daemon: Daem
     assert client.send("GET", "/console").status == 404  # S3's answer about a bucket
     daemon.request("PUT", "/console")
     assert client.send("GET", "/console", headers=browser).status == 403
+    assert client.send("GET", "/", headers=browser).headers["location"] == f"{PREFIX}/"
     daemon.request("DELETE", "/console")
+    for target, headers in (("/", {}), ("/?marker=a", browser)):
+        assert client.send("GET", target, headers=headers).status == 403, "S3's answer"
+    assert client.send("GET", "/", headers=browser | {"Authorization": "AWS a:b"}).status == 400
 
 
 def events_of(page: ConsoleClient, query: str, count: int) -> list[tuple[str, dict[str, object]]]:
