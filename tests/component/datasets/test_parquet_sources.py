@@ -289,8 +289,9 @@ def test_a_reader_that_says_nothing_or_cannot_start_is_told(monkeypatch: pytest.
             each.suspend()
         return whole[offset : offset + length]
 
+    assert read(whole)  # now there is a template, from which a reader starts quickly
     with pytest.raises(ParquetError, match="sent nothing for"):
-        list(parquet_rows(stop, len(whole), silent=0.5))
+        list(parquet_rows(stop, len(whole), silent=2))
     assert not readers()  # also one that stands still ends
     assert read(whole)
     monkeypatch.setattr("meshd.transform.parquet.reader_template._CODE", "import time; time.sleep(60)")
