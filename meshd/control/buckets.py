@@ -150,32 +150,24 @@ class BucketTable:
     async def update(self, name: str, change: Callable[[Bucket], Bucket]) -> Bucket | None:
         """Changes a bucket durably and atomically; returns None if it does not exist. `change` may be called
         repeatedly, and may raise."""
-        while True:
-            version = self._documents.version(
-                name
-            )  # read before the value: an outdated version only causes a conflict
-            bucket = self.get(name)
-            if bucket is None:
-                return None
-            changed = change(bucket)
-            try:
-                await self._documents.put(name, changed, expect=version)
-            except VersionConflictError:
-                continue
-            return changed
+        result: Bucket | None = None
+
+        def replace(present: Bucket | None) -> Bucket | None:
+            nonlocal result
+            result = None if present is None else change(present)
+            return result
+
+        await self._documents.update(name, replace)
+        return result
 
     async def delete(self, name: str) -> Bucket | None:
         """Removes a bucket durably; returns it as it was then, None if it did not exist. The caller ensures
         that it is empty."""
-        while True:
-            version = self._documents.version(name)  # before the value, as in `update`
-            bucket = self.get(name)
-            if bucket is None:
-                if await self._documents.is_latest(name, version):
-                    return None
-                continue
-            try:
-                await self._documents.delete(name, expect=version)
-            except VersionConflictError:
-                continue
-            return bucket
+        deleted: Bucket | None = None
+
+        def remove(present: Bucket | None) -> None:
+            nonlocal deleted
+            deleted = present
+
+        await self._documents.update(name, remove)
+        return deleted

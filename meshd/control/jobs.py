@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from meshd.control.cached_topic import CachedTopic
-from meshd.control.control_api import ABSENT, VersionConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,21 +121,16 @@ class JobTable:
     async def update_job(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> Job | None:
         """Replaces a job by what `decide` returns for the current one (None: there is none; or keep it),
         durably and atomically; returns the result. `decide` may be called repeatedly, and may raise."""
-        while True:
-            version = self._documents.version(
-                job_id
-            )  # read before the value: an outdated version only causes a conflict
-            present = self.get(job_id)
+        result: Job | None = None
+
+        def change(present: Job | None) -> Job | None:
+            nonlocal result
             wanted = decide(present)
-            if wanted is None or wanted == present:
-                if await self._documents.is_latest(job_id, version):
-                    return present
-                continue
-            try:
-                await self._documents.put(job_id, wanted, expect=version or ABSENT)
-            except VersionConflictError:
-                continue
-            return wanted
+            result = present if wanted is None else wanted
+            return result
+
+        await self._documents.update(job_id, change)
+        return result
 
     async def delete_job(self, job_id: str) -> None:
         """Removes a job's record."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from meshd.control.cached_topic import CachedTopic
-from meshd.control.control_api import ABSENT, VersionConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -67,21 +66,12 @@ class ModuleTable:
     async def update_module(self, name: str, decide: Callable[[PushedModule], PushedModule]) -> PushedModule:
         """Replaces a module (an empty one if there is none) by what `decide` returns, durably and atomically;
         a module without builds is removed. `decide` may be called repeatedly, and may raise."""
-        while True:
-            version = self._documents.version(
-                name
-            )  # read before the value: an outdated version only causes a conflict
-            present = self.get(name) or PushedModule(name)
-            wanted = decide(present)
-            if wanted == present:
-                if await self._documents.is_latest(name, version):
-                    return present
-                continue
-            try:
-                if wanted.builds:
-                    await self._documents.put(name, wanted, expect=version or ABSENT)
-                else:
-                    await self._documents.delete(name, expect=version)
-            except VersionConflictError:
-                continue
-            return wanted
+        result = PushedModule(name)
+
+        def change(present: PushedModule | None) -> PushedModule | None:
+            nonlocal result
+            result = decide(present or PushedModule(name))
+            return result if result.builds else None
+
+        await self._documents.update(name, change)
+        return result
