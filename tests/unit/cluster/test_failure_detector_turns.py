@@ -97,7 +97,9 @@ def test_the_holder_renews_in_every_second_round_and_at_once_after_a_failure(
     asyncio.run(check())
 
 
-def test_it_goes_on_when_no_thread_can_be_started(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_goes_on_when_no_thread_can_be_started(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def check() -> None:
         clock = ManualClock()
         control, rounds = CountedControl(clock), asyncio.Semaphore(0)
@@ -108,7 +110,7 @@ def test_it_goes_on_when_no_thread_can_be_started(caplog: pytest.LogCaptureFixtu
             rounds.release()
             raise RuntimeError("can't start new thread")
 
-        control.lease_holders = fail  # type: ignore[assignment]
+        monkeypatch.setattr(control, "lease_holders", fail)
         running = asyncio.ensure_future(detector.run())
         for _ in range(3):
             await asyncio.wait_for(rounds.acquire(), 30)

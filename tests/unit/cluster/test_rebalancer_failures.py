@@ -36,7 +36,7 @@ class _Mesh:
     "failure", [DiskFullError("the disks are full"), RuntimeError("cannot start a thread")]
 )
 def test_a_failure_is_logged_once_and_not_twice_a_second(
-    failure: Exception, caplog: pytest.LogCaptureFixture
+    failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check() -> None:
         clock, fake, mesh = ManualClock(), SimpleNamespace(), _Mesh()
@@ -52,7 +52,7 @@ def test_a_failure_is_logged_once_and_not_twice_a_second(
             if failing is not None:
                 raise failing
 
-        rebalancer.run_once = fail  # type: ignore[method-assign]
+        monkeypatch.setattr(rebalancer, "run_once", fail)
         running = asyncio.ensure_future(rebalancer.run())
         for _ in range(6):
             await asyncio.wait_for(mesh.waits.acquire(), 20)
