@@ -15,7 +15,7 @@ COPY docker/slim.py docker/
 # Of our packages the operator has itself and the wire contract; uninstalled again: what the others import.
 RUN python -m venv --without-pip /opt/mesh \
  && python -m pip --python /opt/mesh/bin/python install --no-cache-dir --no-compile ".[operator]" \
- && python -m pip --python /opt/mesh/bin/python uninstall --yes awscrt click rich pygments markdown-it-py mdurl \
+ && python -m pip --python /opt/mesh/bin/python uninstall --yes awscrt zlib-ng click rich pygments markdown-it-py mdurl \
  && rm -r /opt/mesh/lib/python3.*/site-packages/meshd /opt/mesh/lib/python3.*/site-packages/meshsdk \
     /opt/mesh/lib/python3.*/site-packages/meshdemo \
     /opt/mesh/bin/meshd /opt/mesh/bin/mesh \

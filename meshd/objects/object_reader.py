@@ -236,7 +236,9 @@ def lookup_result(
     if window is None:
         head = _object_head(record, version, extra, record.checksums, record.checksum_type)
         return LookupResult(record, head, 0, record.size, partial=False)
-    return LookupResult(record, _object_head(record, version, extra), *window, partial=True)
+    sums = record.checksums if operation.checksum_mode else NOTHING
+    head = _object_head(record, version, extra, sums, record.checksum_type)
+    return LookupResult(record, head, *window, partial=True)
 
 
 def _range_applies(operation: GetObject, record: Record) -> bool:

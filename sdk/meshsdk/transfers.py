@@ -32,6 +32,7 @@ from meshsdk.client.verified_reads import (
     VERIFIED_BYTES,
     declared,
     fetch_checksum,
+    fetch_first,
     with_checksum,
     write_body,
 )
@@ -341,9 +342,10 @@ def download(
         with beside.open("x+b") as file:
             if there is not None:
                 os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
-            info = _fetch_first(client, bucket, key, file.fileno(), tuning, progress)
-            large = info.size > VERIFIED_BYTES
-            checksum = fetch_checksum(client.transport, bucket, key, info.etag) if large else None
+            info, first = fetch_first(client.transport, bucket, key, file.fileno(), tuning.part, progress)
+            checksum = declared(info.headers, bucket, key)
+            if checksum is None and info.size > VERIFIED_BYTES:  # not declared beside ranges by other servers
+                checksum = fetch_checksum(client.transport, bucket, key, info.etag)
 
             def fetch(start: int, length: int) -> tuple[str, int]:
                 def write(response: Response) -> str:
@@ -359,9 +361,10 @@ def download(
             parts = _in_parallel(
                 tuning.parallel, fetch, ((start, min(tuning.part, info.size - start)) for start in starts)
             )
-            if checksum is not None:
-                first = min(tuning.part, info.size)
-                checksum.compare_parts([(checksum.of_file(file.fileno(), first), first), *parts])
+            if checksum is not None and info.size > VERIFIED_BYTES:
+                size = min(tuning.part, info.size)
+                found = checksum.of_file(file.fileno(), size) if first is None else first.base64()
+                checksum.compare_parts([(found, size), *parts])
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -383,23 +386,6 @@ def _write_through(client: Client, bucket: str, key: str, path: Path, progress: 
             file.write(piece)
             progress(len(piece))
     return info
-
-
-def _fetch_first(
-    client: Client, bucket: str, key: str, descriptor: int, tuning: Tuning, progress: Progress
-) -> ObjectInfo:
-    """Fetch the first part, whose response has the size and the ETag of the object."""
-    try:
-        return client.transport.call(
-            get_request(bucket, key, 0, tuning.part, None),
-            lambda response: write_body(response, descriptor, 0, progress),
-        )
-    except NotFoundError as error:
-        raise explained(error, bucket, key) from error
-    except MeshError as error:
-        if getattr(error, "status", 0) != 416:  # an empty object has no first byte
-            raise
-        return client.head(bucket, key)
 
 
 def stream(

@@ -11,6 +11,8 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
+from zlib_ng import zlib_ng
+
 from meshwire.dataset.archive_keys import ArchiveError
 
 if sys.version_info >= (3, 14):
@@ -47,7 +49,7 @@ def decompress_member(packed: Iterable[bytes], size: int, crc32: int, name: str)
             left -= len(piece)
             if left < 0:
                 raise ArchiveError(f"the member {name[:80]!r} inflates to more than its {size} bytes")
-            total = zlib.crc32(piece, total)
+            total = zlib_ng.crc32(piece, total)
             yield piece
         if codec.eof:
             break

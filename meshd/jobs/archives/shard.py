@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from awscrt.checksums import crc32c
+from zlib_ng import zlib_ng
 
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.outputs import OutputDigest, OutputSpec, write_planned_outputs
@@ -304,7 +305,7 @@ class ZipLayout:
     def fill_checksums(self, buffer: memoryview) -> None:
         """Compute and fill in the checksums of the last group, whose buffer now has its bytes (blocking)."""
         for number, at, length in self._parts:
-            self._crcs[number] = zlib.crc32(buffer[at : at + length], self._crcs[number])
+            self._crcs[number] = zlib_ng.crc32(buffer[at : at + length], self._crcs[number])
         for number, at in self._marks:
             buffer[at : at + 4] = self._crcs[number].to_bytes(4, "little")
         self._parts, self._marks = [], []

@@ -8,7 +8,6 @@ local header, so that a scan neither needs the pack's header nor its directory, 
 from __future__ import annotations
 
 import struct
-import zlib
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 from awscrt.checksums import crc32c
+from zlib_ng import zlib_ng
 
 from meshd.store.engine.member_header import (
     MAX_PAX,
@@ -117,7 +117,7 @@ def data_crc32(chunks: Sequence[Buffer]) -> int:
     """Returns the checksum that a zip has of the data."""
     crc = 0
     for chunk in chunks:
-        crc = zlib.crc32(chunk, crc)
+        crc = zlib_ng.crc32(chunk, crc)
     return crc
 
 

@@ -10,11 +10,13 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from meshsdk.client.object_info import read_info
-from meshsdk.client.request import Request, object_path
-from meshsdk.errors import MeshError, ServerError
+from meshsdk.client.error_responses import explained
+from meshsdk.client.object_info import read_head, read_info
+from meshsdk.client.request import Request, get_request, object_path
+from meshsdk.errors import MeshError, NotFoundError, ServerError
 from meshwire.checksums.body_checksums import combine_checksums, new_hasher
 from meshwire.http_values.conditional_requests import quote_etag
+from meshwire.http_values.mesh_headers import WHOLE_CHECKSUM_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -74,9 +76,10 @@ def with_checksum(request: Request) -> Request:
 
 def declared(headers: Mapping[str, str], bucket: str, key: str) -> ObjectChecksum | None:
     """Return the checksum of the whole object that a response declares, if it is one that can be compared."""
-    if headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT":
+    whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    for prefix in ("x-amz-checksum-", WHOLE_CHECKSUM_PREFIX) if whole else (WHOLE_CHECKSUM_PREFIX,):
         for algorithm in _ALGORITHMS:
-            value = headers.get(f"x-amz-checksum-{algorithm}", "")
+            value = headers.get(f"{prefix}{algorithm}", "")
             if value and "-" not in value:  # the checksum of the parts' checksums ends in their number
                 return ObjectChecksum(bucket, key, algorithm, value)
     return None
@@ -90,6 +93,31 @@ def fetch_checksum(transport: Transport, bucket: str, key: str, etag: str) -> Ob
         return declared(response.headers, bucket, key)
 
     return transport.call(with_checksum(request), read)
+
+
+def fetch_first(
+    transport: Transport, bucket: str, key: str, descriptor: int, part: int, progress: Callable[[int], None]
+) -> tuple[ObjectInfo, Hasher | None]:
+    """Fetch the first `part` bytes of an object into a file.
+
+    The ObjectInfo has its size and ETag, and from a node its checksum. The hasher has seen the bytes, if the
+    node did not verify them. Raises NotFoundError.
+    """
+
+    def write(response: Response) -> tuple[ObjectInfo, Hasher | None]:
+        checksum = declared(response.headers, bucket, key)
+        verified = _object_size(response) <= VERIFIED_BYTES
+        hasher = None if checksum is None or verified else checksum.hasher()
+        return write_body(response, descriptor, 0, progress, hasher), hasher
+
+    try:
+        return transport.call(with_checksum(get_request(bucket, key, 0, part, None)), write)
+    except NotFoundError as error:
+        raise explained(error, bucket, key) from error
+    except ServerError as error:
+        if error.status != 416:  # an empty object has no first byte
+            raise
+        return transport.call(Request("HEAD", object_path(bucket, key)), read_head), None
 
 
 def write_body(
@@ -115,5 +143,10 @@ def write_body(
     except BaseException:
         progress(-done)  # the part will be requested again
         raise
+    return read_info(response, _object_size(response) or done)
+
+
+def _object_size(response: Response) -> int:
+    """Return the size in bytes of the object of which a response has a range or all; 0 if it does not say."""
     total = response.headers.get("content-range", "").rpartition("/")[2]
-    return read_info(response, int(total) if total.isdigit() else done)
+    return int(total) if total.isascii() and total.isdigit() else response.length or 0

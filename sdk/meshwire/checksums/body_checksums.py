@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import zlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
@@ -116,9 +115,8 @@ class _Xxh:
         return _base64(self.digest())
 
 
-# zlib's crc32 is at least as fast as awscrt's, and releases the GIL.
 _CRCS: Mapping[str, Callable[[Buffer, int], int]] = MappingProxyType(
-    {"crc32": zlib.crc32, "crc32c": crc.crc32c, "crc64nvme": crc.crc64nvme}
+    {"crc32": crc.crc32, "crc32c": crc.crc32c, "crc64nvme": crc.crc64nvme}
 )
 # Looked up by name because awscrt before 0.38 lacks them; the SDK alone does not need them and works with
 # it.

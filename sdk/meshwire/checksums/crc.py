@@ -1,7 +1,7 @@
-"""CRC-32C and CRC-64/NVME from awscrt.
+"""CRC-32 from zlib-ng, CRC-32C and CRC-64/NVME from awscrt.
 
-Law: awscrt is imported with the first checksum. The import takes 30 ms, and a training process has nothing
-to checksum before its first batch arrives.
+Law: the libraries are imported with the first checksum. awscrt takes 30 ms, and a training process has
+nothing to checksum before its first batch arrives.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 def load_awscrt() -> Any:
     """Import and return `awscrt.checksums`."""
     return import_module("awscrt.checksums")
+
+
+@cache
+def _load_zlib_ng() -> Any:
+    return import_module("zlib_ng.zlib_ng")
+
+
+def crc32(data: Buffer, previous: int = 0) -> int:
+    """Return the CRC-32 of `data`, continuing from the checksum `previous` of the bytes before it."""
+    found: int = _load_zlib_ng().crc32(data, previous)
+    return found
 
 
 def crc32c(data: Buffer, previous: int = 0) -> int:

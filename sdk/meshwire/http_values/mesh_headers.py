@@ -18,6 +18,8 @@ from meshwire.http_values.percent_encoding import PercentError, decode, to_bytes
 
 RELEASE: Final = "0.1.0"
 RELEASE_HEADER: Final = "x-mesh-release"
+WHOLE_CHECKSUM_PREFIX: Final = "x-mesh-checksum-"
+"""With the name of an algorithm: the checksum of the whole object, in base64, beside a range of it."""
 
 
 FORWARDED_TRACE_HEADER: Final = "x-mesh-trace"

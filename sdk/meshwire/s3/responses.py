@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshwire.errors import S3Error
 from meshwire.http_values import conditional_requests, dates, percent_encoding
 from meshwire.http_values.conditional_requests import UnsatisfiableRangeError, resolve_range
+from meshwire.http_values.mesh_headers import WHOLE_CHECKSUM_PREFIX
 from meshwire.s3 import acl_xml, cors, listings, settings_xml, xml_documents
 from meshwire.s3 import operations as ops
 from meshwire.s3.xml_io import escape_message, escape_xml, optional_element, xml_element
@@ -86,8 +87,9 @@ def object_response_headers(
 ) -> Headers:
     """Return the headers of GET and HEAD. `window` is (offset, length) of a partial response.
 
-    The checksum of the whole object is never sent with a 206: boto3, the JavaScript SDK and pyarrow would
-    compare it. A part requested by number carries its own checksum.
+    The checksum of the whole object is never sent with a 206 under S3's name: boto3, the JavaScript SDK and
+    pyarrow would compare it. Under Shardmesh's name it is, for clients that fetch an object by its ranges. A
+    part requested by number carries its own checksum.
     """
     length = info.size if window is None else window[1]
     headers = [
@@ -108,6 +110,8 @@ def object_response_headers(
         headers.append(("x-amz-mp-parts-count", str(info.parts_count)))
     if checksum_mode and (window is None or info.parts_count is not None):
         headers.extend(_checksum_headers(info.checksums, info.checksum_type))
+    elif checksum_mode and info.checksum_type == "FULL_OBJECT":
+        headers.extend((f"{WHOLE_CHECKSUM_PREFIX}{name}", value) for name, value in info.checksums.items())
     if info.version:
         headers.append(("x-amz-version-id", info.version))
     if info.tag_count:

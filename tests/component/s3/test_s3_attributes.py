@@ -202,3 +202,17 @@ def test_the_checksum_of_parts_does_not_count_them(s3: Any, bucket: str, algorit
     assert done[name].endswith("-3") is (kind == "COMPOSITE")
     told = s3.get_object_attributes(ObjectAttributes=["Checksum"], **asked)["Checksum"]
     assert told == {name: done[name].removesuffix("-3"), "ChecksumType": kind}
+
+
+@pytest.mark.parametrize("given", [{"Range": "bytes=1-3"}, {"PartNumber": 1}], ids=["a range", "the only part"])
+def test_beside_a_range_the_checksum_of_the_whole_has_another_name(
+    s3: Any, bucket: str, given: dict[str, Any]
+) -> None:
+    """Under S3's name, clients would compare it with the range."""
+    s3.put_object(Bucket=bucket, Key="k", Body=SOURCE, ChecksumAlgorithm="CRC32")
+    got = s3.get_object(Bucket=bucket, Key="k", ChecksumMode="ENABLED", **given)
+    headers = got["ResponseMetadata"]["HTTPHeaders"]
+    assert headers["x-mesh-checksum-crc32"] == checksum("CRC32", SOURCE)
+    assert "ChecksumCRC32" not in got
+    unasked = s3.head_object(Bucket=bucket, Key="k", **given)["ResponseMetadata"]["HTTPHeaders"]
+    assert not [name for name in unasked if "checksum" in name]

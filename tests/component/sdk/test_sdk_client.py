@@ -258,10 +258,19 @@ def _flip(daemon: Daemon, stored: bytes) -> None:
 
 
 @pytest.mark.parametrize("where", [0, 6 * MIB], ids=["first part", "second part"])
+@pytest.mark.parametrize("declared", [True, False], ids=["a node", "a server that declares nothing"])
 def test_damage_on_a_disk_is_no_file(
-    client: mesh.Client, daemon: Daemon, bucket: str, tmp_path: Path, where: int
+    client: mesh.Client,
+    daemon: Daemon,
+    bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: int,
+    declared: bool,  # beside the first part, the checksum of the object
 ) -> None:
     """The node sends large objects without seeing their bytes."""
+    missing = "meshsdk.client.verified_reads.WHOLE_CHECKSUM_PREFIX", "x-other-"
+    monkeypatch.setattr(*(("meshsdk.transfers.fetch_checksum", None) if declared else missing))
     data = os.urandom(7 * MIB)
     client.put(bucket, "k", data)
     download(client, bucket, "k", tmp_path / "sound", tuning=PARTS)
