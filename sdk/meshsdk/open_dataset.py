@@ -6,6 +6,7 @@ Law: arguments are checked before the first request; fields that the caller leav
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import contextmanager
 from datetime import date
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 Nulls = Literal["skip", "mask"]
+_HASH = re.compile("[0-9a-f]{64}")
 _MAX_NAMES = 900_000  # a request has at most 1 MiB
 
 
@@ -208,6 +210,7 @@ def open(
     fields, options = column_fields(fields, columns, kind), table_options(kind, filter, nulls, ids)
     client = client or connect()
     if snapshot is not None:
+        _check_snapshot_hash(snapshot)
         pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
         _check_snapshot_source(snapshot, pinned.source, source)
         return _typed(_as_arrays(Dataset(client, pinned), source))
@@ -255,6 +258,14 @@ def _reporting(client: Client, progress: Callable[[int, int], None] | None) -> I
         yield
     finally:
         client.transport.on_progress = before
+
+
+def _check_snapshot_hash(snapshot: str) -> None:
+    if not _HASH.fullmatch(snapshot):
+        raise ConfigurationError(
+            f"snapshot={snapshot!r:.80}: expected all 64 hexadecimal digits of a snapshot's hash, which "
+            "`ds.snapshot.hash` and `mesh snapshots show DIGITS` have"
+        )
 
 
 def _check_snapshot_source(snapshot: str, pinned: str, source: str) -> None:

@@ -133,7 +133,7 @@ def stats(session: Session, opened: Opening) -> None:
         done("samples counted")
     lines = [
         f"{ds.snapshot.source}: {found.samples} samples, "
-        f"{format_size(found.bytes)} in {found.objects} objects, "
+        f"{format_size(found.bytes)} in {found.objects} object{'' if found.objects == 1 else 's'}, "
         f"{ds.snapshot.skipped} skipped",
     ]
     if ds.snapshot.shards > 1:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from meshsdk.client.native_api import derive_snapshot
 from meshsdk.datasets.sample_sequence import SampleSequence
 from meshsdk.datasets.split_mix import MixSpec, staged
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.ops.field_checks import checked_ops, narrow_op, op_text, rename_op_fields
 from meshwire.plan.mix import BLOCK
 from meshwire.plan.sequence_packing import parse_pack
@@ -69,6 +69,10 @@ def filter_kept_all_hint(expression: str, snapshot: SnapshotInfo) -> str:
     )
 
 
+_TABLE_FILTER = (
+    "A column of a table is compared as its stored bytes. mesh.open(…, kind='table', "
+    "filter=[('price', '>', 3)]) compares values"
+)
 _log = logging.getLogger("meshsdk")
 
 _LOADERS = {
@@ -204,7 +208,12 @@ class Dataset(SampleSequence):
                 "filter takes an expression, such as ds.filter('size > 10000'); got "
                 f"{type(expression).__name__}. The node evaluates it, and does not run Python functions"
             )
-        found = self._filtered(expression, deadline)
+        try:
+            found = self._filtered(expression, deadline)
+        except NotFoundError as error:
+            if self.snapshot.kind == "table":
+                raise error.saying(_TABLE_FILTER) from error
+            raise
         if found.snapshot.samples == self.snapshot.samples:
             _log.warning("%s", filter_kept_all_hint(expression, self.snapshot))
         return found

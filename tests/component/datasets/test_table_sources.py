@@ -159,6 +159,13 @@ def test_filter(client: Client) -> None:
     assert train[0]["id"].dtype == "int32"
 
 
+def test_an_expression_over_a_column_names_the_filter_of_tables(client: Client) -> None:
+    """It compares stored bytes, which are no text of a number."""
+    rows = mesh.open("s3://rows/v1", columns=["id"], kind="table", client=client)
+    with pytest.raises(NotFoundError, match=r"mesh\.open\(…, kind='table', filter="):
+        rows.filter("number(id) >= 5")
+
+
 def test_filter_by_dates_and_numbers_of_numpy(client: Client) -> None:
     first, hour = datetime(2026, 1, 1), timedelta(hours=1)
     times = [first + number * hour for number in range(72)]

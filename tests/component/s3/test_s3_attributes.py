@@ -204,7 +204,9 @@ def test_the_checksum_of_parts_does_not_count_them(s3: Any, bucket: str, algorit
     assert told == {name: done[name].removesuffix("-3"), "ChecksumType": kind}
 
 
-@pytest.mark.parametrize("given", [{"Range": "bytes=1-3"}, {"PartNumber": 1}], ids=["a range", "the only part"])
+@pytest.mark.parametrize(
+    "given", [{"Range": "bytes=1-3"}, {"PartNumber": 1}], ids=["a range", "the only part"]
+)
 def test_beside_a_range_the_checksum_of_the_whole_has_another_name(
     s3: Any, bucket: str, given: dict[str, Any]
 ) -> None:

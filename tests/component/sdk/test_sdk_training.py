@@ -140,6 +140,8 @@ def test_an_old_snapshot_is_opened_again(ds: mesh.Dataset, client: mesh.Client, 
     assert len(again) == PHOTOS
     with pytest.raises(NotFoundError):
         mesh.open(f"s3://{photos}/train", snapshot="0" * 64, client=client)
+    with pytest.raises(ConfigurationError, match=r"all 64 hexadecimal digits .* `mesh snapshots show"):
+        mesh.open(f"s3://{photos}/train", snapshot=ds.snapshot.hash[:12], client=client)
     with pytest.raises(ConfigurationError, match=rf"is of s3://{photos}/train/, not of s3://other/v1/: open"):
         mesh.open("s3://other/v1", snapshot=ds.snapshot.hash, client=client)
 
