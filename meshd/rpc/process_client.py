@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -24,7 +25,7 @@ from meshd.rpc.process_rpc import (
     decode_error,
     decode_response,
 )
-from meshd.rpc.unix_messages import StreamClosedError, connect
+from meshd.rpc.unix_messages import MessageError, StreamClosedError, connect
 from meshd.telemetry import tracing
 from meshd.util.async_tasks import BackgroundTasks
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from meshd.rpc.process_rpc import Method, RpcResponse
     from meshd.rpc.unix_messages import MessageStream
 
+_log = logging.getLogger("meshd.rpc")
+_ENDED: Final = "ended before it answered"
 Q = TypeVar("Q")
 R = TypeVar("R")
 U = TypeVar("U")
@@ -247,35 +250,54 @@ class ProcessClient:
             await stream.send((number, CANCEL, None))
 
     async def _receive_all(self, stream: MessageStream) -> None:
+        why = _ENDED
         try:
             while True:
                 response, fds = await stream.receive()
                 self._on_response(stream, response, fds)
         except StreamClosedError:
             pass
+        except MessageError as error:
+            why = f"sent what this process cannot read: {error}"
+            _log.error("closing the connection to another process: %s %s", self._path.name, why)
         finally:
-            self._on_lost(stream)
+            self._on_lost(stream, why)
 
     def _on_response(self, stream: MessageStream, response: RpcResponse, fds: list[int]) -> None:
+        """Raises MessageError, which fails the call of this response, too: it is still under way then."""
         is_update = response.kind == "update"
-        call = self._calls.get(response.number) if is_update else self._forget(response.number)
+        call = self._calls.get(response.number)
+        try:
+            message = None if call is None or call.answer.done() else self._decode(call.method, response)
+        except Exception as error:
+            close_all(fds)
+            method = call.method.name if call is not None else ""
+            raise MessageError(f"the {response.kind} of {method!r} is malformed: {error}") from error
+        if not is_update:
+            self._forget(response.number)
         if call is None or call.answer.done():
             close_all(fds)  # it was cancelled
             # Cancelled in this turn of the loop: `cancel` found it forgotten.
             if call is not None and not is_update:
                 self._release(stream, response.number)
         elif is_update:
-            assert isinstance(call.method, StreamMethod)
             assert call.on_update is not None
-            call.on_update(call.method.decode_update(response.body), fds)
+            call.on_update(message, fds)
         elif response.kind == "reply":
-            message = call.method.decode_reply(response.body)
             release = partial(self._release, stream, response.number)
             call.answer.set_result(Answer(message, fds, release))
         else:
-            call.answer.set_exception(self._errors.decode(decode_error(response.body)))
+            call.answer.set_exception(message)
 
-    def _on_lost(self, stream: MessageStream) -> None:
+    def _decode(self, method: Method[Any, Any], response: RpcResponse) -> Any:
+        if response.kind == "error":
+            return self._errors.decode(decode_error(response.body))
+        if response.kind == "reply":
+            return method.decode_reply(response.body)
+        assert isinstance(method, StreamMethod)
+        return method.decode_update(response.body)
+
+    def _on_lost(self, stream: MessageStream, why: str = _ENDED) -> None:
         stream.close()
         if stream is not self._stream:
             return
@@ -283,7 +305,5 @@ class ProcessClient:
         for number in list(self._calls):
             call = self._forget(number)
             if call is not None and not call.answer.done():
-                call.answer.set_exception(
-                    self._errors.lost(f"the process behind {self._path.name} ended before it answered")
-                )
+                call.answer.set_exception(self._errors.lost(f"the process behind {self._path.name} {why}"))
         self._lost.set()

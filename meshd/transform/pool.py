@@ -259,10 +259,10 @@ class TransformPool:
         if self._decoded is not None:
             self._decoded.on_writer_lost(writer, [item.prefixes for item in sent if item.prefixes])
 
-    def abandon_slice(self, item: RowSlice) -> None:
-        """Fail `item`, because the node is shutting down."""
+    def abandon_slice(self, item: RowSlice, error: Exception | None = None) -> None:
+        """Fail `item`, by default because the node is shutting down."""
         self._end_turn(item, None)
-        item.call.fail_call(_closed())
+        item.call.fail_call(error or _closed())
         item.call.release_slice()
 
     def on_slice_lost(self, item: RowSlice) -> None:
@@ -424,7 +424,11 @@ class WorkerClient:
         self._since = self._now()
         self._update_room()
         reply = answer.result()
-        self._pool.on_reply(item, reply.message, reply.fds)
+        try:
+            self._pool.on_reply(item, reply.message, reply.fds)
+        except Exception as error:  # a defect, which must not leave the caller waiting
+            _log.exception("the reply of a transform process cannot be used")
+            self._pool.abandon_slice(item, error)
 
     def _update_room(self) -> None:
         """Set whether the process gets another slice. No slice waits behind one expected to take long, nor

@@ -20,7 +20,7 @@ from meshd.errors import MeshdError
 from meshd.rpc.process_client import ProcessClient, Reconnect
 from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, ProcessLostError, StreamMethod
 from meshd.rpc.process_server import ProcessServer, serve_blocking
-from meshd.rpc.unix_messages import connect, listen
+from meshd.rpc.unix_messages import MessageStream, accept_sockets, connect, listen
 from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
@@ -445,6 +445,46 @@ def test_a_malformed_request_ends_its_connection_alone(run: Runner, tmp_path: Pa
             assert (await client.call(ECHO, Question("others go on"))).text == "others go on"
 
     run(check())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("reply", {"text": 1}), ("update", "one"), ("error", {"kind": "OddError"}),
+     ("error", {"kind": "DocumentError", "message": "", "document": {}})],
+    ids=["reply", "update", "error", "document of an error"],
+)  # fmt: skip
+def test_a_malformed_response_fails_the_calls_of_its_connection(
+    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, body: Any
+) -> None:
+    path, fd = tmp_path / "service.sock", memfd(b"")
+
+    async def respond(sock: socket.socket) -> None:
+        stream = MessageStream(sock)
+        (_, _, question), (count, _, _) = [(await stream.receive())[0] for _ in range(2)]
+        assert question == {"text": "waits", "count": 0}
+        await stream.send([count, kind, body], [fd])
+        with pytest.raises(ConnectionError):
+            await stream.receive()
+
+    async def check() -> None:
+        client, updates = ProcessClient(path, ERRORS), []
+        serving = asyncio.create_task(accept_sockets(listener, respond))
+        waiting = await client.start(ECHO, Question("waits"))
+        malformed = await client.start(COUNT, Question(""), on_update=lambda *got: updates.append(got))
+        async with asyncio.timeout(20):
+            for call in (malformed, waiting):
+                with pytest.raises(ProcessLostError, match=f"the {kind} of 'count' is malformed"):
+                    await call.answer
+        assert not updates
+        await client.aclose()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    with listen(path) as listener:
+        run(check())
+    os.close(fd)
+    [record] = caplog.records
+    assert "closing the connection to another process" in record.getMessage()
 
 
 def test_a_server_without_an_event_loop(run: Runner, tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from meshd.transform.compiler import load_program
 from meshd.transform.op_types import BYTES
 from meshd.transform.pool import SLICE_ROWS
 from meshd.transform.registry import OPS, operation
+from meshd.transform.render_queue import RowSlice
 from meshd.transform.renderer import RowWork
 from tests.support.transform_processes import jpeg, running, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from meshd.transform.pool import TransformPool
 
@@ -228,5 +228,23 @@ def test_the_pool_goes_on_after_an_error_of_its_own(tmp_path: Path, monkeypatch:
             frame = await frame_of(pool, text, rows)
             assert frame.any()
             assert not failures
+
+    asyncio.run(check())
+
+
+def test_a_reply_that_cannot_be_used_fails_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a disk error of the decoded cache, again: its caller would wait for ever."""
+    rows, text, failures = works(tmp_path, 8), text_of(OPS_USED, ["image"]), [OSError(5, "broken")]
+
+    def fail(*about: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    async def check() -> None:
+        async with running(tmp_path, 1) as (_, pool), asyncio.timeout(60):
+            monkeypatch.setattr(RowSlice, "record_spans", fail)
+            with pytest.raises(OSError, match="broken"):
+                await frame_of(pool, text, rows)
+            assert (await frame_of(pool, text, rows)).any()
 
     asyncio.run(check())
