@@ -109,3 +109,10 @@ def test_help_of_all_imports_no_command() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout.endswith("\nFalse\n")
+
+
+@pytest.mark.parametrize(("module", "name"), [("meshsdk", "mesh"), ("meshd", "meshd")])
+def test_commands_run_as_modules(module: str, name: str) -> None:
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith(f"Usage: {name} ")
