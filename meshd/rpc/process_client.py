@@ -267,8 +267,9 @@ class ProcessClient:
         """Raises MessageError, which fails the call of this response, too: it is still under way then."""
         is_update = response.kind == "update"
         call = self._calls.get(response.number)
+        message: Any
         try:
-            message = None if call is None or call.answer.done() else self._decode(call.method, response)
+            message = self._decode(call.method, response) if call and not call.answer.done() else None
         except Exception as error:
             close_all(fds)
             method = call.method.name if call is not None else ""
