@@ -85,7 +85,7 @@ def _json_error(status: int, body: bytes, after: float | None) -> ServerError:
             advice=str(error.get("help") or ""),
             retry_after=after,
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return server_error(status, "", body[:200].decode("utf-8", "replace"), retry_after=after)
 
 

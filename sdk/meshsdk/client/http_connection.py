@@ -9,7 +9,9 @@ cure (unknown authority, wrong host name, no TLS) raises ConfigurationError.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import select
 import socket
 import time
@@ -31,6 +33,10 @@ Buffer = bytes | bytearray | memoryview
 MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
 _MAX_IDLE = 16
+_SLOWEST = 1024  # bytes per second: a body that comes more slowly is given up
+_MAX_DIGITS = 18
+_STATUS = re.compile(r"[0-9]{3}")
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
 _SCHEME = " without an answer; if it speaks TLS, use https://"
 
 
@@ -115,14 +121,21 @@ class Connection:
 
     def receive(self, *, bodiless: bool = False) -> Response:
         """Read the head of the next response; `bodiless` for the answer to a HEAD. Raises ConnectError."""
+        until = math.inf
         while True:
-            status, headers = parse_head(self._read_head())
+            status, headers = parse_head(self._read_head(until))
             self._answered = True
-            if status >= 200:
+            if status < 200:
+                until = min(until, time.monotonic() + self._timeout)
+            else:
                 return Response(self, status, headers, bodiless=bodiless, last=self._cut)
 
-    def _read_head(self) -> bytes:
+    def _read_head(self, until: float) -> bytes:
+        """Read a head: its end comes within the timeout after its first byte, and before `until`."""
         head = bytearray()
+        if self._start == self._end:
+            self._refill()
+        until = min(until, time.monotonic() + self._timeout)
         while True:
             if self._start == self._end:
                 self._refill()
@@ -133,6 +146,8 @@ class Connection:
                 head += self._ahead[self._start : found + 4]
                 self._start = found + 4
                 return bytes(head)
+            if time.monotonic() > until:
+                raise self._broken("the response head came too slowly")
             if self._end - self._start >= _READ_AHEAD:
                 raise self._broken("the response head is larger than 16 KiB")
 
@@ -163,12 +178,21 @@ class Connection:
         return count
 
     def read_exact(self, view: memoryview) -> None:
-        """Fill `view`: copy what was read ahead (at most 16 KiB), then receive the rest directly into it."""
+        """Fill `view`: copy what was read ahead (at most 16 KiB), then receive the rest directly into it.
+
+        Raises ConnectError if a timeout passes with less than 1 KiB per second: a node that sends a byte now
+        and then would never be silent.
+        """
         filled = min(len(view), self._end - self._start)
         view[:filled] = memoryview(self._ahead)[self._start : self._start + filled]
         self._start += filled
+        until, least = time.monotonic() + self._timeout, filled + _SLOWEST * self._timeout
         while filled < len(view):
             filled += self._recv(view[filled:], self._flags)
+            if filled < len(view) and (now := time.monotonic()) >= until:
+                if filled < least:
+                    raise self._broken(f"received less than {_SLOWEST} bytes per second")
+                until, least = now + self._timeout, filled + _SLOWEST * self._timeout
 
     def read_line(self) -> bytes:
         """Read one line of chunked framing; the result is without CRLF."""
@@ -257,7 +281,7 @@ class Response:
         text = self.headers.get("content-length")
         if self._chunked or text is None:
             return None
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
             raise self._connection._broken(f"the response has an invalid content-length: {text[:40]!r}")
         return int(text)
 
@@ -320,19 +344,16 @@ class Response:
 
     def _chunk_size(self) -> int:
         line = self._connection.read_line().partition(b";")[0].strip()
-        try:
-            return int(line, 16)
-        except ValueError as error:
-            raise self._connection._broken(
-                f"the response has an invalid chunk size: {line[:40]!r}"
-            ) from error
+        if not _CHUNK_SIZE.fullmatch(line):
+            raise self._connection._broken(f"the response has an invalid chunk size: {line[:40]!r}")
+        return int(line, 16)
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     """Parse a response head into (status, headers). Raises ConnectError if it is not HTTP/1.x."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ", 2)
-    if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
+    if not words[0].startswith("HTTP/1.") or len(words) < 2 or not _STATUS.fullmatch(words[1]):
         raise ConnectError(f"not an HTTP response: {lines[0][:80]!r}. Check the endpoint's scheme and port.")
     headers: dict[str, str] = {}
     for line in lines[1:]:

@@ -39,6 +39,7 @@ SHUNNED: Final = 5.0
 """Seconds for which an endpoint is tried last after a failure."""
 _OFTEN: Final = 1.0  # seconds between two requests for the map; doubled after each one that failed
 _SELDOM: Final = 30.0  # the longest such pause
+_MAX_DIGITS: Final = 18  # of a version
 _REACHABLE_STATES: Final = ("up", "draining", "joining", "returning")
 
 
@@ -78,7 +79,7 @@ class ClusterDirectory:
 
     def record_version(self, version: str) -> None:
         """Record the map version that a node reported in `x-mesh-map`."""
-        if version.isascii() and version.isdigit():
+        if version.isascii() and version.isdigit() and len(version) <= _MAX_DIGITS:
             self._wanted = max(self._wanted, int(version))
 
     def current(self) -> ClusterMap | None:
@@ -104,7 +105,7 @@ class ClusterDirectory:
         for endpoint in self._everybody():
             try:
                 self._take(json.loads(self._ask(endpoint))["map"])
-            except (PlanError, KeyError, TypeError) as error:
+            except (PlanError, KeyError, TypeError, RecursionError) as error:
                 self._not_understood(endpoint, error)
             except (MeshError, ValueError) as error:
                 _log.debug("no map from %s: %s", endpoint, error)

@@ -258,7 +258,7 @@ class Transport:
         body = self.call(request, lambda response: response.read(), deadline, begun)
         try:
             return json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MeshError(
                 f"the response to {request.method} {request.path} is not JSON: "
                 f"check that {self.settings.endpoint} is a meshd"

@@ -107,6 +107,63 @@ def test_bodies_in_every_framing(canned: Canned, transport: Transport, answer: b
     assert transport.text(GET) == b"hello world"
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "HTTP/1.1 ²²² OK\r\ncontent-length: 0\r\n\r\n".encode("latin-1"),
+        b"HTTP/1.1 200 OK\r\ncontent-length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-5\r\nhello",
+        b'HTTP/1.1 503 Busy\r\ncontent-length: 100010\r\n\r\n{"error": ' + b"[" * 100_000,
+    ],
+)
+def test_numbers_that_are_none_are_one_failed_attempt(
+    canned: Canned, transport: Transport, garbage: bytes
+) -> None:
+    canned.answers += [garbage, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]
+    assert transport.text(GET) == b"ok"
+
+
+def test_a_map_version_of_thousands_of_digits_is_none(canned: Canned, transport: Transport) -> None:
+    head = b"HTTP/1.1 200 OK\r\nx-mesh-map: " + b"9" * 5000
+    canned.answers.append(head + b"\r\ncontent-length: 2\r\n\r\nok")
+    assert transport.text(GET) == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "then", "told"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\n",
+            b"x: " + b"y" * 400 + b"\r\ncontent-length: 0\r\n\r\n",
+            "head came too slowly",
+        ),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n", b"y" * 400, "less than 1024 bytes per second"),
+        (b"HTTP/1.1 100 Go\r\n\r\n", b"HTTP/1.1 100 Go\r\n\r\n" * 20, "head came too slowly"),
+    ],
+)
+def test_a_node_that_sends_a_byte_now_and_then_is_given_up(at_once: bytes, then: bytes, told: str) -> None:
+    """It is never silent for as long as the timeout."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def trickle() -> None:
+            taken, _ = listener.accept()
+            with taken, contextlib.suppress(OSError):
+                taken.sendall(at_once)
+                for byte in then:
+                    taken.sendall(bytes([byte]))
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        with (
+            closing(Connection(endpoint, 0.5, 5.0)) as connection,
+            pytest.raises(ConnectError, match=told),
+        ):
+            connection.receive().read()
+        await_end(thread)
+
+
 def test_a_large_body_goes_straight_into_the_buffer(canned: Canned, transport: Transport) -> None:
     body = os.urandom(3 << 20)
     canned.answers.append(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
