@@ -336,7 +336,16 @@ class _Accounts:
         # In a cluster, a node without a users file does not replace the file users of another node.
         shared = self._settings.cluster.control is not None and self._settings.users_file is None
         origins: frozenset[Origin] = frozenset({"root"} if shared else {"root", "file"})
-        await IdentityTable(control).replace_accounts(origins, accounts, now_ms)
+        table = IdentityTable(control)
+        before = [key for key in table.keys().values() if key.origin == "root"]
+        await table.replace_accounts(origins, accounts, now_ms)
+        mine = self._root.key
+        if any((key.access_key, key.secret_key) != (mine.access_key, mine.secret_key) for key in before):
+            where = "" if self._settings.cluster.control is None else " by every node of the mesh"
+            _log.warning(
+                f"root's key pair was replaced by the one of this node: the former pair is refused{where}",
+                extra={"former": before[0].access_key, "now": mine.access_key},
+            )
 
 
 def _recover(settings: NodeSettings, people: _Accounts) -> None:

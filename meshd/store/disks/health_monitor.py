@@ -201,9 +201,12 @@ class DiskHealthMonitor:
         try:
             if root in self._mounted_before() and not is_mounted(root):
                 return "not mounted: mount an empty file system there"
-            return "failed: empty it, or put an empty disk in its place" if any(root.iterdir()) else "failing"
+            if EXTENTS not in os.listdir(root):
+                return "failing"
         except OSError as error:
             return f"failed ({error.strerror}): put an empty disk in its place"
+        # What else is there may be the node's index and identity.
+        return f"failed: remove {root / EXTENTS}, or put an empty disk in its place"
 
     def _mounted_before(self) -> set[Path]:
         paths = self._index.get_meta("disks") or {}

@@ -36,6 +36,7 @@ from meshd.store.errors import FormatError
 from meshd.store.index.index import Index
 from meshd.util.clock import SystemClock
 from meshd.util.file_locks import ENDING_SECONDS
+from meshwire.phrases import word_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -246,6 +247,12 @@ def _enrol(
         settings, enrolment.refused, missing_policy, failing, first_free + len(enrolment.fresh)
     )
     gone = enrolment.gone | missing | refused
+    if not found and missing and enrolment.gone:
+        held, old = (word_list(map(str, paths)) for paths in (missing.values(), settings.disks))
+        raise FormatError(
+            f"the data of this node is on {held}, which is missing; {old} was taken out of service before, "
+            f"and its old data is not used: start the node with --disk {held}"
+        )
     if not found:
         raise FormatError(
             "every disk of this node has failed: give it an empty data directory on a healthy disk; in a "

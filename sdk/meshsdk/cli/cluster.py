@@ -166,12 +166,13 @@ def scrub(session: Session, node: str | None, wait: bool) -> None:
     mesh cluster scrub n2 --wait
     """
     with session.make_client() as client:
-        nodes = [
-            found["id"] for found in cluster_admin.cluster_status(client.transport)["nodes"] if _scrubs(found)
-        ]
+        nodes = [] if node else cluster_admin.cluster_status(client.transport)["nodes"]
+        skipped = [found["id"] for found in nodes if not _scrubs(found)]
+        if skipped:
+            click.echo(f"not scrubbed, because they do not answer: {', '.join(skipped)}", err=True)
         asked = {
             each: cluster_admin.change_node(client.transport, each, "scrub")["asked"]
-            for each in ([node] if node else nodes)
+            for each in ([node] if node else [found["id"] for found in nodes if _scrubs(found)])
         }
         if not wait:
             session.show(

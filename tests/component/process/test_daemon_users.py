@@ -68,6 +68,21 @@ def test_users_sign_and_sighup_reads_the_file_again(tmp_path: Path, workers: int
         assert works(daemon, (daemon.access_key, daemon.secret_key))
 
 
+def test_a_start_that_replaces_roots_pair_says_so(tmp_path: Path) -> None:
+    with Daemon.start(tmp_path, env={"MESHD_ROOT_SECRET_KEY": "one-secret-of-root"}) as daemon:
+        former = daemon.access_key
+    for access_key, secret_key in (
+        (former, "another-secret-of-root"),
+        ("OTHERROOT", "another-secret-of-root"),
+    ):
+        env = {"MESHD_ROOT_ACCESS_KEY": access_key, "MESHD_ROOT_SECRET_KEY": secret_key}
+        for replaced in (True, False):
+            with Daemon.start(tmp_path, env=env) as daemon:
+                told = daemon.output()
+            line = f"the former pair is refused former={former} now={access_key}"
+            assert (line in told) == replaced, told
+
+
 def eventually(condition: Any) -> None:
     pause = threading.Event()
     for _ in range(3000):

@@ -117,6 +117,38 @@ def test_a_start_without_it_and_a_rebuild_know_of_it(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_disk_that_holds_the_index_is_not_to_be_emptied(tmp_path: Path) -> None:
+    """After one start with other disks, as with a mistyped --disk, its data is old; all else is in use."""
+
+    async def run() -> None:
+        with closing(_open(tmp_path, ".")) as store:
+            await put_object(store, "k", b"k" * 3000, size=3000)
+        Store.recover(_settings(tmp_path, "two"), lambda path, how: None)
+        both = _settings(tmp_path, "two", ".")
+        Store.recover(both)
+        with closing(Store.open(both, writer="s", clock=ManualClock())) as store:
+            state = store.disk_health.disk_states()[1]
+            why = f"failed: remove {tmp_path / 'extents'}, or put an empty disk in its place"
+            assert (state.serves, state.why) == (False, why)
+            shutil.rmtree(tmp_path / "extents")
+            await store.disk_health.check_missing_disks()
+            assert [state.serves for state in store.disk_health.disk_states()] == [True, True]
+
+    asyncio.run(run())
+
+
+def test_a_disk_that_is_not_given_is_named_where_an_old_one_is(tmp_path: Path) -> None:
+    async def run() -> None:
+        with closing(_open(tmp_path, "one")) as store:
+            await put_object(store, "k", b"k" * 3000, size=3000)
+        Store.recover(_settings(tmp_path, "two"), lambda path, how: None)
+        with pytest.raises(FormatError, match=r"one was taken out of service .* start the node with .*/two$"):
+            Store.recover(_settings(tmp_path, "one"), lambda path, how: None)
+        Store.recover(_settings(tmp_path, "two"))
+
+    asyncio.run(run())
+
+
 def test_an_empty_directory_takes_its_place_at_a_start(tmp_path: Path) -> None:
     async def run() -> None:
         settings = _settings(tmp_path, "one", "two")

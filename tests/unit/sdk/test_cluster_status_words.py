@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshsdk.cli.cluster import _lines, _percent
+from click.testing import CliRunner
+
+from meshsdk.cli.cluster import _lines, _percent, cluster, cluster_admin
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def node(name: str, state: str = "up", *, only_copies: bool = False) -> dict[str, Any]:
@@ -150,6 +155,17 @@ def test_of_two_clocks_that_differ_none_is_called_wrong() -> None:
     lines = said(*nodes, clocks_agree=False)
     assert "the clocks of n1, n2 differ by 95 s" in lines[0]
     assert "its clock is 95 s ahead of n1's: set the one whose `date -u` is wrong" in lines[-1]
+
+
+def test_a_scrub_of_every_node_names_those_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("n1"), node("n2", "away"), node("n3", "down")]
+    monkeypatch.setattr(cluster_admin, "cluster_status", lambda _: {"nodes": nodes})
+    monkeypatch.setattr(cluster_admin, "change_node", lambda *_: {"asked": 1})
+    env = {"MESH_ENDPOINT": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    told = CliRunner().invoke(cluster, ["scrub"], env=env)
+    assert told.stderr == "not scrubbed, because they do not answer: n2, n3\n"
+    assert "scrub started on n1;" in told.stdout
+    assert CliRunner().invoke(cluster, ["scrub", "n1"], env=env).stderr == ""
 
 
 def test_a_scrub_that_was_asked_for_is_not_told_as_the_one_before() -> None:
