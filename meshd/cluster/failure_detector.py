@@ -219,9 +219,10 @@ class FailureDetector:
         suspects = [n for n in cluster.nodes if n.state not in _GONE and n.node_id != self._mesh.node_id]
         asked = [self._is_gone(cluster, node, node.node_id in alive) for node in suspects]
         gone = await asyncio.gather(*asked)
-        await self._state_writer.mark_away(
-            {node.node_id: node.turned for node, is_gone in zip(suspects, gone, strict=True) if is_gone}
-        )
+        silent = [node for node, is_gone in zip(suspects, gone, strict=True) if is_gone]
+        if silent:  # a probe takes longer than a busy node may be late to renew its lease
+            alive = await self._state_writer.live_nodes()
+        await self._state_writer.mark_away({n.node_id: n.turned for n in silent if n.node_id not in alive})
         await self._mark_lost_nodes(cluster)
 
     async def _is_gone(self, cluster: ClusterMap, node: Node, alive: bool) -> bool:

@@ -41,6 +41,8 @@ MAP_FORMAT: Final = 2
 """The newest form of a cluster map that this release reads. 2: with `base_slots`."""
 _REQUEST = "GET /-/healthy HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n"
 _MAX_HEAD: Final = 8192
+_STEPS: Final = 6  # of a probe
+_NO_ANSWER: Final = (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,34 @@ class ProbeResult:
 
 
 async def probe_map_version(node: Node) -> int | None:
-    """Returns the map version of a node (0 if it does not send one); None if it does not answer."""
-    with suppress(ConnectionRefusedError):
-        answer = await _probe_within(node, PROBE_TIMEOUT)
-        return None if answer is None else answer.version
-    return None
+    """Returns the map version of a node (0 if it does not send one); None if it does not answer.
+
+    Time in which this process stood still says nothing about the node: its answer may be there, unread."""
+    probe = asyncio.ensure_future(_probe(node))
+    answer: ProbeResult | None = None
+    try:
+        await _wait_awake(probe, PROBE_TIMEOUT)
+        if probe.done():
+            answer = probe.result()
+    except (OSError, *_NO_ANSWER):
+        return None
+    finally:
+        probe.cancel()
+        await asyncio.gather(probe, return_exceptions=True)
+    return None if answer is None else answer.version
+
+
+async def _wait_awake(work: asyncio.Future[ProbeResult | None], max_wait: float) -> None:
+    """Waits for work in short steps; those that end late do not count, as often as others do."""
+    loop, step = asyncio.get_running_loop(), max_wait / _STEPS
+    counted = late = 0
+    while counted < _STEPS and not work.done():
+        began = loop.time()
+        await asyncio.wait([work], timeout=step)
+        if loop.time() - began > 2 * step and late < _STEPS:
+            late += 1
+        else:
+            counted += 1
 
 
 async def probe_map_format(node: Node) -> int | None:
@@ -79,7 +104,7 @@ async def _probe_within(node: Node, max_wait: float) -> ProbeResult | None:
             return await _probe(node)
     except ConnectionRefusedError:
         raise
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+    except (OSError, *_NO_ANSWER):
         return None
 
 
