@@ -250,8 +250,9 @@ class BucketService:
         return bucket
 
     async def drop_uploads(self, name: str) -> None:
-        """Drop the uploads of a bucket that another node deleted; does nothing if the name exists again."""
-        if self._table.get(name) is None:
+        """Drop the uploads of a bucket that another node deleted; does nothing if the name exists again, of
+        which this process may not know yet. Raises ControlError."""
+        if await self._table.get_latest(name) is None:
             await self._drop_uploads(name, INTERNAL_WRITE)
 
     async def _require_empty(self, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A bucket whose deletion fails halfway, since an object was written to it meanwhile."""
+"""A bucket that is deleted while others write to it, or create it again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.objects.buckets.service import BucketService
+from meshd.store.records import Upload
 from meshwire.errors import S3Error
 from meshwire.s3.operations import DeleteBucket
 from tests.support.lagging_control import LaggingControl
@@ -46,5 +47,26 @@ def test_it_is_put_back_as_another_node_had_just_changed_it() -> None:
         found = elsewhere.get("photos")
         assert found is not None
         assert found.versioning == "Enabled"
+
+    asyncio.run(asyncio.wait_for(check(), 30))
+
+
+def test_uploads_of_a_bucket_that_exists_again_stay_where_that_is_not_known_yet() -> None:
+    async def check() -> None:
+        clock = ManualClock()
+        control, store = LaggingControl(clock), MemoryStore(clock)
+        service = BucketService(BucketTable(control), store, clock)
+        await store.create_upload(Upload("", "photos", "key"))
+        elsewhere = BucketTable(control.engine)
+        await elsewhere.create(Bucket("photos", "ann", 1))
+        dropping = asyncio.ensure_future(service.drop_uploads("photos"))
+        await asyncio.sleep(0)
+        control.catch_up()
+        await dropping
+        assert len(store.list_uploads("photos").uploads) == 1
+        await elsewhere.delete("photos")
+        control.catch_up()
+        await service.drop_uploads("photos")
+        assert not store.list_uploads("photos").uploads
 
     asyncio.run(asyncio.wait_for(check(), 30))
