@@ -51,12 +51,12 @@ class StreamClosedError(MeshdError, ConnectionError):
 class MessageDecoder:
     """Turns bytes and descriptors into whole messages. No I/O.
 
-    Take all messages before you feed more. Then no peer can make it hold more than one message, `limit` bytes
-    and the descriptors it announces, and the data of one read.
+    Take all messages before you feed more. Then no peer can make it hold more than one message,
+    `MAX_MESSAGE_BYTES` and the descriptors it announces, and the data of one read.
     """
 
-    def __init__(self, limit: int = MAX_MESSAGE_BYTES, decode: Decode = decode) -> None:
-        self._limit, self._decode = limit, decode
+    def __init__(self, decode: Decode = decode) -> None:
+        self._decode = decode
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
 
@@ -70,7 +70,7 @@ class MessageDecoder:
             self._refuse_more_than(_MAX_FDS if self._buffer else 0)
             return None
         length, count = _HEADER.unpack_from(self._buffer)
-        if length > self._limit or count > _MAX_FDS:
+        if length > MAX_MESSAGE_BYTES or count > _MAX_FDS:
             raise MessageError(f"message of {length} bytes and {count} descriptors exceeds the limit")
         end = _HEADER.size + length
         if len(self._buffer) < end:

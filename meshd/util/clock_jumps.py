@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("meshd.clock")
 SETTLE_SECONDS: Final = 3600.0
 """Time to set a clock that jumped."""
+_SETTLE_MS: Final = round(1000 * SETTLE_SECONDS)
 _DAY_MS: Final = 86_400_000
 
 
@@ -65,9 +66,9 @@ class ClockWatch:
     """Notices jumps of a node's clock, and remembers them in `file` when the node restarts. One per node; to
     be asked every minute."""
 
-    def __init__(self, clock: Clock, file: Path, settle_seconds: float = SETTLE_SECONDS) -> None:
-        self._clock, self._file, self._settle_ms = clock, file, round(1000 * settle_seconds)
-        self._jumps = ClockJumps(clock, settle_seconds)
+    def __init__(self, clock: Clock, file: Path) -> None:
+        self._clock, self._file = clock, file
+        self._jumps = ClockJumps(clock, SETTLE_SECONDS)
         self._seen_ms, self._until_ms = self._read()
         self._write(os.O_CREAT)  # only now: a disk that is replaced later stays empty
 
@@ -79,7 +80,7 @@ class ClockWatch:
         now = self._clock.now_ms()
         trusted = self._jumps.trusts_clock(now, self._seen_ms)
         if self._jumps.days_ahead:
-            self._until_ms = now + self._settle_ms
+            self._until_ms = now + _SETTLE_MS
             _log.warning(
                 "the clock is days later than it should be: nothing is removed for its age for an hour, in "
                 "case it is wrong",
@@ -88,7 +89,7 @@ class ClockWatch:
         self._seen_ms = now
         self._write()
         # A clock that is before this hour has been set back.
-        return not trusted or self._until_ms - self._settle_ms <= now < self._until_ms
+        return not trusted or self._until_ms - _SETTLE_MS <= now < self._until_ms
 
     def _read(self) -> tuple[int, int]:
         try:

@@ -52,19 +52,18 @@ class StaticFile:
 
 
 class StaticFiles:
-    """Files below `directory`, read at first use and cached."""
+    """Files below `DIRECTORY`, read at first use and cached."""
 
-    def __init__(self, directory: Path = DIRECTORY) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._files: dict[str, StaticFile] = {}
 
     def __repr__(self) -> str:
-        return f"<StaticFiles {self._directory}>"
+        return f"<StaticFiles {DIRECTORY}>"
 
     def find(self, name: str) -> StaticFile | None:
         """Return a file of `assets/` by its name, such as `index-1a2b.js`; None if there is none."""
         if name not in self._files:
-            path = self._directory / "assets" / name
+            path = DIRECTORY / "assets" / name
             if "/" in name or name.startswith(".") or path.suffix not in _TYPES or not path.is_file():
                 return None
             data = path.read_bytes()
@@ -73,7 +72,7 @@ class StaticFiles:
 
     def page(self) -> tuple[bytes, list[Header]] | None:
         """Return the page and the headers that confine it, with a new nonce; None if it is not built."""
-        found = self._directory / _PAGE
+        found = DIRECTORY / _PAGE
         if not found.is_file():
             return None
         nonce = secrets.token_urlsafe(16)

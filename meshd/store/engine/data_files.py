@@ -221,7 +221,7 @@ class LargeObjectFile:
         if self.eager and window >= _WINDOW:
             _start_writeback(self._fd, RESERVE + self._asked, window)
             if self._asked >= _WINDOW:
-                _finish_writeback(self._fd, RESERVE + self._asked - _WINDOW, _WINDOW)
+                _finish_writeback(self._fd, RESERVE + self._asked - _WINDOW)
             self._asked = self.size
 
     def write_trailer(self) -> None:
@@ -299,13 +299,13 @@ def _start_writeback(fd: int, offset: int, length: int) -> None:
         _sync_file_range(fd, offset, length, _WRITE)
 
 
-def _finish_writeback(fd: int, offset: int, length: int) -> None:
-    """Waits until these pages are written out. That does not make them durable: only fdatasync does. But it
-    reports pages that could not be written, and a later fdatasync of `fd` does not report them again.
+def _finish_writeback(fd: int, offset: int) -> None:
+    """Waits until the window at `offset` is written out. That does not make it durable: only fdatasync does.
+    But it reports pages that could not be written, and a later fdatasync of `fd` does not report them again.
 
     Raises OSError.
     """
-    if _sync_file_range is not None and _sync_file_range(fd, offset, length, _WAIT):
+    if _sync_file_range is not None and _sync_file_range(fd, offset, _WINDOW, _WAIT):
         number = ctypes.get_errno()
         if number in _LOST:
             raise OSError(number, os.strerror(number))

@@ -150,13 +150,13 @@ def _moment(value: Scalar, unit: str | None) -> Scalar:
     return int(number) if number.denominator == 1 else float(number)
 
 
-def parse_filter(value: Any, path: str = "filter") -> tuple[Condition, ...]:
+def parse_filter(value: Any) -> tuple[Condition, ...]:
     """Parse a list of [column, operator, value]. Raises PlanError with the path of the bad part."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_CONDITIONS:
         raise PlanError(
-            path, f'expected a list of 1…{MAX_CONDITIONS} conditions, such as [["price", ">", 3]]'
+            "filter", f'expected a list of 1…{MAX_CONDITIONS} conditions, such as [["price", ">", 3]]'
         )
-    return tuple(_condition(item, f"{path}[{number}]") for number, item in enumerate(value))
+    return tuple(_condition(item, f"filter[{number}]") for number, item in enumerate(value))
 
 
 def _condition(item: Any, path: str) -> Condition:

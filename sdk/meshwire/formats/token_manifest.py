@@ -111,27 +111,27 @@ class TokenManifest:
         return json.dumps(document, indent=1).encode()
 
 
-def parse_token_manifest(document: bytes, path: str = MANIFEST) -> TokenManifest:
+def parse_token_manifest(document: bytes) -> TokenManifest:
     """Parse a manifest. Raises PlanError with the path of the bad field."""
-    value = read_json(document, path)
+    value = read_json(document, MANIFEST)
     if not isinstance(value, dict) or value.get("format") != _FORMAT or value.get("version") != _VERSION:
-        raise PlanError(path, f"not a manifest of token files in version {_VERSION}")
+        raise PlanError(MANIFEST, f"not a manifest of token files in version {_VERSION}")
     shards = value.get("shards")
     if not isinstance(shards, list):
-        raise PlanError(f"{path}.shards", "expected a list")
+        raise PlanError(f"{MANIFEST}.shards", "expected a list")
     about = value.get("about")
 
     def number(name: str) -> int:
-        return checked_integer(required_field(value, name, path), f"{path}.{name}", 1, MAX_INTEGER)
+        return checked_integer(required_field(value, name, MANIFEST), f"{MANIFEST}.{name}", 1, MAX_INTEGER)
 
     return TokenManifest(
-        checked_text(value.get("plan"), f"{path}.plan", at_most=64),
-        checked_text(value.get("snapshot"), f"{path}.snapshot", at_most=64),
-        checked_text(value.get("dtype"), f"{path}.dtype", at_most=20),
+        checked_text(value.get("plan"), f"{MANIFEST}.plan", at_most=64),
+        checked_text(value.get("snapshot"), f"{MANIFEST}.snapshot", at_most=64),
+        checked_text(value.get("dtype"), f"{MANIFEST}.dtype", at_most=20),
         number("batch"),
         number("shard_tokens"),
         value.get("complete") is True,
-        tuple(_parse_shard(item, f"{path}.shards[{index}]") for index, item in enumerate(shards)),
+        tuple(_parse_shard(item, f"{MANIFEST}.shards[{index}]") for index, item in enumerate(shards)),
         {str(key): str(text) for key, text in about.items()} if isinstance(about, dict) else None,
     )
 

@@ -259,7 +259,7 @@ def _wide(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple
     """Return the numbers, taking those too large for their fields from the zip64 extra field (§4.5.3)."""
     if _FULL32 not in (size, packed, header) and disk != _FULL16:
         return size, packed, header, disk
-    body, at = _extra(extra, _ZIP64), 0
+    body, at = _zip64_field(extra), 0
     found = []
     for value, full, width in (
         (size, _FULL32, 8),
@@ -275,11 +275,11 @@ def _wide(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple
     return found[0], found[1], found[2], found[3]
 
 
-def _extra(extra: bytes, wanted: int) -> bytes:
+def _zip64_field(extra: bytes) -> bytes:
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
-        if kind == wanted:
+        if kind == _ZIP64:
             return extra[at + 4 : at + 4 + length]
         at += 4 + length
     return b""

@@ -82,28 +82,28 @@ class Segment:
     weights: tuple[int, ...]
 
 
-def parse_mix(value: Any, path: str = "mix") -> Mix:
+def parse_mix(value: Any) -> Mix:
     """Parse a mix. Raises PlanError with the path of the bad field."""
-    document = checked_object(value, path, ("parts", "stages", "positions", "block"))
-    parts = _integers(required_field(document, "parts", path), f"{path}.parts", 1, MAX_POSITIONS)
-    stages = required_field(document, "stages", path)
+    document = checked_object(value, "mix", ("parts", "stages", "positions", "block"))
+    parts = _integers(required_field(document, "parts", "mix"), "mix.parts", 1, MAX_POSITIONS)
+    stages = required_field(document, "stages", "mix")
     if not isinstance(stages, list) or not 1 <= len(stages) <= MAX_STAGES:
-        raise PlanError(f"{path}.stages", f"expected a list of 1…{MAX_STAGES} stages")
+        raise PlanError("mix.stages", f"expected a list of 1…{MAX_STAGES} stages")
     if len(stages) * len(parts) > MAX_WEIGHTS:
         raise PlanError(
-            f"{path}.stages", f"{len(stages)} stages of {len(parts)} weights; at most {MAX_WEIGHTS} together"
+            "mix.stages", f"{len(stages)} stages of {len(parts)} weights; at most {MAX_WEIGHTS} together"
         )
-    found = tuple(_parse_stage(item, f"{path}.stages[{at}]", len(parts)) for at, item in enumerate(stages))
+    found = tuple(_parse_stage(item, f"mix.stages[{at}]", len(parts)) for at, item in enumerate(stages))
     if found[0].start != (0, 0):
-        raise PlanError(f"{path}.stages[0]", "the first stage must begin at epoch 0, position 0")
+        raise PlanError("mix.stages[0]", "the first stage must begin at epoch 0, position 0")
     for at, (earlier, later) in enumerate(itertools.pairwise(found), 1):
         if later.start <= earlier.start:
-            raise PlanError(f"{path}.stages[{at}]", "stages must be in order, each later than the one before")
+            raise PlanError(f"mix.stages[{at}]", "stages must be in order, each later than the one before")
     return Mix(
         parts,
         found,
-        checked_integer(document.get("positions", 0), f"{path}.positions", 0, MAX_POSITIONS),
-        checked_integer(document.get("block", BLOCK), f"{path}.block", 2, MAX_BLOCK),
+        checked_integer(document.get("positions", 0), "mix.positions", 0, MAX_POSITIONS),
+        checked_integer(document.get("block", BLOCK), "mix.block", 2, MAX_BLOCK),
     )
 
 

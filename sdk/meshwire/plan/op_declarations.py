@@ -135,16 +135,16 @@ BYTES: Final = ValueType("bytes", "uint8", (None,))
 # --- parsing declarations from an untrusted process -------------------------------------------------------
 
 
-def parse_declarations(value: Any, path: str = "ops") -> dict[str, OpDeclaration]:
+def parse_declarations(value: Any) -> dict[str, OpDeclaration]:
     """Parse the ops of a module by name. Raises PlanError."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_OPS:
         raise PlanError(
-            path, f"a module must declare 1…{MAX_OPS} ops; decorate functions with @op(input=…, output=…)"
+            "ops", f"a module must declare 1…{MAX_OPS} ops; decorate functions with @op(input=…, output=…)"
         )
-    read = [parse_declaration(item, f"{path}[{number}]") for number, item in enumerate(value)]
+    read = [parse_declaration(item, f"ops[{number}]") for number, item in enumerate(value)]
     names = [declared.name for declared in read]
     if len(set(names)) != len(names):
-        raise PlanError(path, "two ops have the same name; rename one")
+        raise PlanError("ops", "two ops have the same name; rename one")
     return {declared.name: declared for declared in read}
 
 
@@ -374,11 +374,11 @@ def _bind(taken: Sequence[Extent], shape: Sequence[int | None], bound: dict[str,
 VERSION_PREFIX: Final = "sha256:"
 
 
-def checked_module(name: str, path: str = "name") -> str:
+def checked_module(name: str) -> str:
     """Return `name` if it is a valid module name. Raises PlanError."""
     if not _MODULE.fullmatch(name):
         raise PlanError(
-            path, f"{shown_value(name)} is not a valid module name; use lower-case letters, digits, _ and -"
+            "name", f"{shown_value(name)} is not a valid module name; use lower-case letters, digits, _ and -"
         )
     return name
 

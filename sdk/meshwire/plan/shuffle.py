@@ -302,16 +302,16 @@ class BucketSpec:
         return self.rows * self.window
 
 
-def parse_buckets(value: Any, path: str = "buckets") -> BucketSpec:
+def parse_buckets(value: Any) -> BucketSpec:
     """Parse a bucket specification. Raises PlanError with the path of the bad field."""
-    document = checked_object(value, path, ("field", "rows", "window"))
+    document = checked_object(value, "buckets", ("field", "rows", "window"))
     found = BucketSpec(
-        checked_text(required_field(document, "field", path), f"{path}.field", at_most=100),
-        checked_integer(required_field(document, "rows", path), f"{path}.rows", 1, MAX_POOL),
-        checked_integer(required_field(document, "window", path), f"{path}.window", 2, MAX_POOL),
+        checked_text(required_field(document, "field", "buckets"), "buckets.field", at_most=100),
+        checked_integer(required_field(document, "rows", "buckets"), "buckets.rows", 1, MAX_POOL),
+        checked_integer(required_field(document, "window", "buckets"), "buckets.window", 2, MAX_POOL),
     )
     if found.pool > MAX_POOL:
-        raise PlanError(f"{path}.window", f"{found.pool} positions per pool; at most {MAX_POOL} are allowed")
+        raise PlanError("buckets.window", f"{found.pool} positions per pool; at most {MAX_POOL} are allowed")
     return found
 
 
