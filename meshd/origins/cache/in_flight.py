@@ -118,11 +118,6 @@ class InFlightPiece:
         if self.error is not None:
             raise self.error
 
-    async def wait_for_change(self, seen: int) -> None:
-        """Wait until there are more than `seen` bytes, or the flight has ended."""
-        while self.have == seen and not self.done:
-            await self._change()
-
     async def _change(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
