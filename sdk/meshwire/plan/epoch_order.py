@@ -134,10 +134,6 @@ class MixOrder:
         ]
         self._laid: tuple[tuple[Segment, int], tuple[Indices, Indices]] | None = None
 
-    def sample_at(self, position: int) -> int:
-        """Return the sample at a position. Raises IndexError outside 0…n−1."""
-        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
-
     def samples_at(self, positions: Indices) -> Indices:
         """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside
         0…n−1."""

@@ -50,9 +50,6 @@ class SampleOrder(Protocol):
     def n(self) -> int:
         """Number of positions in the epoch."""
 
-    def sample_at(self, position: int) -> int:
-        """Return the sample at a position. Raises IndexError outside 0…n−1."""
-
     def samples_at(self, positions: Indices) -> Indices:
         """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside
         0…n−1."""
@@ -97,8 +94,6 @@ class Feistel:
         while value >= self.n:
             value = self._pass(value)
         return value
-
-    sample_at = __call__
 
     def _pass(self, value: int) -> int:
         mask = self._mask
@@ -158,11 +153,6 @@ class StoredOrder:
     def __init__(self, n: int) -> None:
         self.n = n
 
-    def sample_at(self, position: int) -> int:
-        if not 0 <= position < self.n:
-            raise IndexError(f"position {position} outside 0…{self.n - 1}")
-        return position
-
     def samples_at(self, positions: Indices) -> Indices:
         return checked_positions(positions, self.n).copy()
 
@@ -208,9 +198,6 @@ class BlocksOrder:
         """Return the position after each window, ascending."""
         ends: Indices = self._windows[1:]
         return ends
-
-    def sample_at(self, position: int) -> int:
-        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
     def samples_at(self, positions: Indices) -> Indices:
         positions = checked_positions(positions, self.n)
@@ -332,10 +319,6 @@ class BucketOrder:
         self._order, self._lengths, self._buckets = order, lengths, buckets
         self._key = derive_key(_RUNS, seed, epoch)
         self._pools: OrderedDict[int, Indices] = OrderedDict()
-
-    def sample_at(self, position: int) -> int:
-        """Return the sample at a position. Raises IndexError outside 0…n−1."""
-        return int(self.samples_at(np.array([position], dtype=np.int64))[0])
 
     def samples_at(self, positions: Indices) -> Indices:
         """Return the samples at positions (int64[k] → int64[k]). Raises IndexError if any is outside

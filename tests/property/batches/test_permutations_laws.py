@@ -62,7 +62,7 @@ def test_blocks_is_a_bijection_that_meets_each_shard_in_one_window(
     blocks = BlocksOrder(starts, window, seed, epoch)
     samples = blocks.samples_at(np.arange(blocks.n))
     assert sorted(samples.tolist()) == list(range(blocks.n))
-    assert samples.tolist() == [blocks.sample_at(position) for position in range(blocks.n)]
+    assert samples.tolist() == [int(blocks.samples_at(np.array([at]))[0]) for at in range(blocks.n)]
     shard = np.searchsorted(starts, samples, side="right") - 1
     spans = {number: np.flatnonzero(shard == number) for number in set(shard.tolist())}
     widest = max((sum(sorted(sizes)[-window:]), 1))
@@ -86,11 +86,13 @@ def test_positions_outside_are_refused() -> None:
     for whole in (GlobalOrder(10, 1, 1), StoredOrder(10), BlocksOrder(starts_of([4, 6]), 1, 1, 1)):
         for position in (-1, 10):
             with pytest.raises(IndexError):
-                whole.sample_at(position)
+                whole.samples_at(np.array([position]))
             with pytest.raises(IndexError):
                 whole.samples_at(np.array([0, position]))
     with pytest.raises(IndexError):
-        GlobalOrder(0, 1, 1).sample_at(0)
+        GlobalOrder(0, 1, 1)(0)
+    with pytest.raises(IndexError):
+        GlobalOrder(0, 1, 1).samples_at(np.array([0]))
 
 
 def test_malformed_shards_are_refused() -> None:

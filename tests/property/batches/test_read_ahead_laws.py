@@ -121,7 +121,7 @@ def test_windows_of_all_nodes_have_each_sample_once_and_are_as_large_as_those_of
             )
             if shuffle.kind != "blocks" and window.end < order.n:  # no more fits
                 assert own.includes(order.samples_at(np.array([window.end])))[0]
-                assert window.bytes + sizes[order.sample_at(window.end)] > size
+                assert window.bytes + sizes[int(order.samples_at(np.array([window.end]))[0])] > size
             read += window.samples.tolist()
             first = window.end
     assert sorted(read) == list(range(len(sizes)))
