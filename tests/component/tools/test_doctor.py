@@ -208,6 +208,27 @@ def test_a_dataset_without_a_script(plain: str, signed: None, capsys: pytest.Cap
     assert "note: no step computes anything" in shown
 
 
+def test_more_bad_samples_than_a_plan_allows(
+    node: Daemon, signed: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are named and the rest is measured; if all are bad, the error says what they are."""
+    with sdk(node) as client:
+        client.create_bucket("broken")
+        for number in range(PHOTOS):
+            damaged = number % 2 == 0
+            client.put("broken", f"half/{number:03}.jpg", b"no picture" if damaged else picture(number))
+            client.put("broken", f"all/{number:03}.jpg", b'{"no": "picture"}')
+    arguments = ["--op", "decode:image", "--op", "center_crop:image:8", "-b", "4"]
+    found = doctor(capsys, "s3://broken/half", "--field", "image=jpg", *arguments)
+    assert "preprocessing" in found["seconds"]
+    told = found["notes"][0]
+    assert re.match(r"[1-8] of the samples read are bad: half/0\d\d: decode", told)
+    assert "max_bad=0.01" in told
+    assert "raise" not in told
+    assert run(["doctor", "s3://broken/all", "--field", "image=jpg", *arguments]) == 1
+    assert "none of 8 samples from across it can be prepared" in capsys.readouterr().err
+
+
 def test_seeks_of_rotational_disks_are_told() -> None:
     """The disk only counts as rotational; what is read ahead and sought is the same."""
     args = ("--disk-type", "rotational", "--read-ahead", "64MiB")

@@ -13,13 +13,14 @@ from meshsdk.cli.cat import KIND_OPTION, parse_fields
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.documents import whole_hash
 from meshsdk.cli.path_arguments import SCHEME, parse_location
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import BadSampleError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
+    from meshsdk.datasets.dataset import Dataset
     from meshsdk.loader.loader_setup import MeasuredPlan
     from meshsdk.open_dataset import Kind
     from meshtools.doctor.advice import Diagnosis
@@ -92,11 +93,16 @@ def doctor(
         )
         return
     with session.make_client() as client:
-        subject = _subject(client, target, batch, world, (fields, kind, condition, ops))
-        with session.logged_steps("doctor", len(RUNS)) as done:
-            found = examine_plan.examine(
-                subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
-            )
+        subject, ds = _subject(client, target, batch, world, (fields, kind, condition, ops))
+        try:
+            with session.logged_steps("doctor", len(RUNS)) as done:
+                found = examine_plan.examine(
+                    subject, steps=steps, step_seconds=step_time, progress=lambda run: done(_DOING[run])
+                )
+        except BadSampleError:
+            if ds is not None:
+                ds.preflight()  # if none can be prepared, its error says what the samples look like
+            raise
     _show(session, found)
 
 
@@ -112,7 +118,7 @@ def _subject(
     batch: int | None,
     world: int | None,
     dataset: tuple[Sequence[str], Kind, str | None, Sequence[str]],
-) -> MeasuredPlan:
+) -> tuple[MeasuredPlan, Dataset | None]:
     from meshsdk.loader.loader import Loader
     from meshsdk.open_dataset import open as open_dataset
     from meshtools.doctor.examine_plan import plan_subject, view_subject
@@ -121,14 +127,14 @@ def _subject(
     view = target.removeprefix(SCHEME).rstrip("/")
     if _HASH.fullmatch(target):
         plan = whole_hash(client, "plans", target)
-        return plan_subject(client.transport, plan, batch or _USUAL_BATCH, world or 1)
+        return plan_subject(client.transport, plan, batch or _USUAL_BATCH, world or 1), None
     if _VIEW.fullmatch(view):
-        return view_subject(client.transport, view, batch, world)
+        return view_subject(client.transport, view, batch, world), None
     made = [parse_op(op) for op in ops]
     url = str(parse_location(target))
     ds = open_dataset(url, parse_fields(fields) if fields else None, kind=kind, client=client)
     ds = (ds if condition is None else ds.filter(condition)).map(*made)
-    return Loader(ds, batch or _USUAL_BATCH, rank=0, world=world or 1, output="numpy").subject()
+    return Loader(ds, batch or _USUAL_BATCH, rank=0, world=world or 1, output="numpy").subject(), ds
 
 
 def _show(session: Session, found: Diagnosis) -> None:

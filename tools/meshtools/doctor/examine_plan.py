@@ -1,16 +1,17 @@
 """Diagnosis of a plan or view without a training script, and the facts the nodes report about it.
 
-Law: read-only. It measures the batches of that very plan, and emulates the compute of a step by waiting, as
-MLPerf Storage does. A fact that a node does not report is left out, and the advice is less precise.
+Law: it changes no data. It measures the batches of that very plan, and emulates the compute of a step by
+waiting, as MLPerf Storage does. If too many samples are bad for the plan, it measures one that differs only
+in `max_bad` and `on_bad`. A fact that a node does not report is left out, and the advice is less precise.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from meshsdk.admin.cluster_admin import scrape, show_bucket
 from meshsdk.admin.op_catalog import show_op
 from meshsdk.admin.views import show_view
 from meshsdk.client.arena import Arena
-from meshsdk.client.native_api import register_plan
+from meshsdk.client.native_api import bad_samples, register_plan
 from meshsdk.client.request import Request
-from meshsdk.errors import ConfigurationError, MeshError
+from meshsdk.errors import BadSampleError, ConfigurationError, MeshError
 from meshsdk.loader.loader_setup import MeasuredPlan
 from meshsdk.loader.output_stage import NumpyStage
 from meshtools.doctor.advice import Diagnosis, PlanFacts, advise, disk_notes
@@ -30,10 +31,10 @@ from meshwire.plan.plan_spec import parse_spec
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from meshsdk.admin.cluster_admin import Scrape
-    from meshsdk.client.native_api import FieldSchema
+    from meshsdk.client.native_api import BadSample, FieldSchema
     from meshsdk.client.transport import Transport
     from meshtools.doctor.measurement_runs import Network
     from meshwire.plan.plan_spec import PlanSpec
@@ -65,6 +66,7 @@ def view_subject(transport: Transport, name: str, batch: int | None, world: int 
 
 _PATIENCE: Final = 5.0  # seconds: advice is not worth a longer wait
 _MOST: Final = 16  # nodes whose counters are read
+_NAMED: Final = 5  # bad samples that a note names
 
 
 @dataclass(slots=True)
@@ -185,7 +187,46 @@ def examine(
     step_seconds: float = 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Diagnosis:
-    """Diagnoses a plan. `step_seconds`: the time that a step would compute. Raises MeshError."""
+    """Diagnoses a plan. `step_seconds`: the time that a step would compute. If a batch has more bad samples
+    than the plan allows, others are measured in their place, and a note names them. Raises MeshError."""
+    told: set[str] = set()
+
+    def begins(run: str) -> None:
+        if run not in told:
+            told.add(run)
+            progress(run)
+
+    try:
+        return _examine(subject, steps, step_seconds, begins)
+    except BadSampleError:
+        document = subject.transport.json(Request("GET", f"/-/plans/{subject.plan.hash}"))
+        spec = document["spec"]
+        lenient: dict[str, Any] = {"max_bad": 1.0}
+        if spec["on_bad"] == "raise":
+            lenient["on_bad"] = "substitute"
+        plan = register_plan(subject.transport, document["snapshot"], {**spec, **lenient}, subject.batch)
+        found = _examine(replace(subject, plan=plan), steps, step_seconds, begins)
+        note = _bad_note(bad_samples(subject.transport, plan.hash), plan.hash, spec)
+        return replace(found, notes=(note, *found.notes))
+
+
+def _bad_note(bad: Sequence[BadSample], plan: str, spec: Mapping[str, Any]) -> str:
+    """Returns which samples are bad, and what to change so that a job does not stop at them."""
+    named = "; ".join(f"{each.key}: {each.op}: {each.error}" for each in bad[:_NAMED])
+    rest = f"; {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    limit = f"at a batch with more than max_bad={spec['max_bad']} of its rows bad (one row is always allowed)"
+    stops, fix = limit, "give the Loader a larger max_bad"
+    if spec["on_bad"] == "raise":
+        stops, fix = "at the first of them (on_bad='raise')", "give the Loader another on_bad"
+    return (
+        f"{len(bad)} of the samples read are bad: {named}{rest} (`mesh bad ls {plan[:16]}` lists them). "
+        f"A job stops {stops}: repair or remove them, or {fix}. Here the rest was measured"
+    )
+
+
+def _examine(
+    subject: MeasuredPlan, steps: int, step_seconds: float, progress: Callable[[str], None]
+) -> Diagnosis:
     enquiry = NodeSurvey(subject.transport)
 
     def begins(run: str) -> None:

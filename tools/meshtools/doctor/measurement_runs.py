@@ -69,6 +69,7 @@ class MeasurementRuns:
     network: Network = field(default_factory=Network)
     _epoch: int = field(default_factory=lambda: _FIRST_EPOCH + secrets.randbelow(_EPOCHS))
     _warm: bool = False
+    _stand_ins: int = 0  # counted over all runs: the loader warns of the first alone
 
     def __post_init__(self) -> None:
         if self._whole < 2:
@@ -129,7 +130,7 @@ class MeasurementRuns:
 
     def _asked(self, ask: Callable[[int], Request], count: int, name: str | None) -> Iterator[Batch]:
         """Yields batches from the nodes."""
-        subject, meter = self.subject, Meter()
+        subject, meter = self.subject, Meter(stand_ins=self._stand_ins)
         order = FetchSpec(
             ask,
             range(count),
@@ -142,6 +143,7 @@ class MeasurementRuns:
         running = EpochIterator(subject.transport, order, subject.arena, subject.stage, meter, self._epoch)
         with closing(running):
             yield from self._timed(lambda _: running.next_batch(), count, name, meter)
+        self._stand_ins = meter.stand_ins
         if name == "network":
             self._note(meter)
 
