@@ -59,6 +59,15 @@ class CheckpointWriter(FileSystemWriter):
         self.fs = Objects(client or connect(), tuning or Tuning())
         self.path = self.fs.init_path(url)
 
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        """Write the files as torch does. Raises what any of them failed with: torch loses what its threads
+        raise, and would save a checkpoint without their tensors."""
+        self.fs.failed.clear()
+        written = super().write_data(plan, planner)
+        if self.fs.failed:
+            raise self.fs.failed[0]
+        return written
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
         return Objects.validate_checkpoint_id(checkpoint_id)
@@ -99,18 +108,23 @@ class CheckpointReader(FileSystemReader):
 
 class Objects(FileSystemBase):
     """The file system that torch's readers and writers use. `wanted`: by path, the ranges that are about to
-    be read."""
+    be read; `failed`: what writing failed with, in any thread."""
 
     def __init__(self, client: Client, tuning: Tuning) -> None:
         self.client, self.tuning = client, tuning
+        self.failed: list[BaseException] = []
         self.wanted: Mapping[str, Sequence[tuple[int, int]]] = {}
 
     @contextmanager
     def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
         bucket, key = _split(path)
         if mode == "wb":
-            with Sending(self.client, bucket, key, self.tuning) as sending:
-                yield sending
+            try:
+                with Sending(self.client, bucket, key, self.tuning) as sending:
+                    yield sending
+            except BaseException as error:
+                self.failed.append(error)
+                raise
             return
         if str(path) not in self.wanted:
             yield io.BytesIO(self.client.get(bucket, key))

@@ -136,19 +136,21 @@ class ClusterDirectory:
 
     def _everybody(self) -> list[Endpoint]:
         """Return all known endpoints; those that failed recently come last."""
-        serving = [node for node in self._map.nodes if node.state in _REACHABLE_STATES] if self._map else []
-        known = [*self.configured, *(self._endpoints[node.node_id] for node in serving)]
+        nodes = () if (known_map := self._map) is None else known_map.nodes
+        serving = [node for node in nodes if node.state in _REACHABLE_STATES]
+        known = [*self.configured, *map(self.endpoint, serving)]
         return sorted(dict.fromkeys(known), key=self.is_shunned)
 
     def endpoint(self, node: Node) -> Endpoint:
-        """Return the endpoint of a node of the map."""
-        return self._endpoints[node.node_id]
+        """Return the endpoint of a node of this map or an earlier one: another thread may have taken over a
+        map that lacks it."""
+        known = self._endpoints.get(node.node_id)
+        return known or parse_endpoint(node.endpoint, self.configured[0].ca_bundle)
 
     def state(self, endpoint: Endpoint) -> str:
         """Return the map's state of the node at an endpoint; "" if the map does not list it."""
-        if self._map is None:
-            return ""
-        return next((node.state for node in self._map.nodes if self._endpoints[node.node_id] == endpoint), "")
+        nodes = () if (known := self._map) is None else known.nodes
+        return next((node.state for node in nodes if self.endpoint(node) == endpoint), "")
 
     # --- failures -------------------------------------------------------------------------------------
 

@@ -31,10 +31,12 @@ def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
     reader.closing = True
     reader.waker.wake()
     reader.flights.abort()
-    if thread is not threading.current_thread():  # garbage collection may run on the prefetch thread itself
-        thread.join()
-    reader.waker.close()
-    reader.out.put(ClosedError("this iteration is closed: iterate over the loader again"))
+    try:
+        if thread is not threading.current_thread():  # collection may run on the prefetch thread itself
+            thread.join()
+    finally:  # also after an interrupt: the consumer may be another thread, which waits
+        reader.waker.close()
+        reader.out.put(ClosedError("this iteration is closed: iterate over the loader again"))
 
 
 class Prefetcher:

@@ -112,7 +112,8 @@ class StatsPage:
         self._finalizer = weakref.finalize(self, _remove, self.path, self.pid)
         ends = sys.modules.get("multiprocessing.util")
         if ends is not None:  # a child of multiprocessing exits without running weakref finalizers
-            ends.Finalize(None, self._finalizer, exitpriority=10)
+            # Of this object, with which multiprocessing forgets it; of None, it would be kept for ever.
+            ends.Finalize(self, self._finalizer, exitpriority=10)
 
     def __repr__(self) -> str:
         return f"<StatsPage {self.path}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import meshsdk as mesh
 from meshsdk.adapters.checkpoints import CheckpointReader, CheckpointWriter, Ranges, Sending, merged
-from meshsdk.errors import ConfigurationError, NotFoundError, PreconditionError
+from meshsdk.errors import ConfigurationError, MeshError, NotFoundError, PreconditionError
 from meshsdk.transfers import Tuning
 from tests.support.daemons import Daemon
 from tests.support.interpreters import python
@@ -127,6 +128,22 @@ def test_a_checkpoint_is_replaced_or_refused(client: mesh.Client, bucket: str) -
     loaded = model(1)
     checkpoint.load(loaded, storage_reader=CheckpointReader(f"{url}-2", client))
     assert same(loaded, model(2))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # torch does not catch it
+def test_a_file_that_fails_in_a_thread_of_torch_fails_the_checkpoint(
+    client: mesh.Client, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sending: Sending, data: Any) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            raise MeshError("the disk is full")
+        return written(sending, data)
+
+    written, url = Sending.write, f"s3://{bucket}/run"
+    monkeypatch.setattr(Sending, "write", refuse)
+    with pytest.raises(CheckpointException, match="the disk is full"):
+        checkpoint.save(model(1), storage_writer=CheckpointWriter(url, client, thread_count=3))
+    assert "run/.metadata" not in {entry.key for entry in client.list(bucket)}
 
 
 def test_what_fails_leaves_nothing(daemon: Daemon, client: mesh.Client, bucket: str) -> None:
