@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 from meshd.cluster.batched_map_changes import settle_node
 from meshd.cluster.data_dir_identity import latest_starts
 from meshd.cluster.rebalance.anti_entropy import SyncStats
-from meshd.cluster.rebalance.cleanup import Cleanup
+from meshd.cluster.rebalance.cleanup import SKEW, Cleanup
 from meshd.cluster.rebalance.progress import ProgressReporter
 from meshd.cluster.rebalance.sync_plan import full_scope, plan_sync, unowned_scopes
 from meshd.cluster.rebalance.sync_source import DocumentsRequest, InventoryRequest, SyncPeerLostError
@@ -275,21 +275,22 @@ class Rebalancer:
 
     async def _drop_stale_if_forgotten(self, cluster: ClusterMap, peers: Mapping[str, Scope]) -> None:
         """Treats this node as empty if it was away for longer than its peers keep tombstones: anything it
-        holds, in any slot, may have been removed meanwhile."""
-        scope, standing = (
-            full_scope(cluster, self._replica_counts(cluster)),
-            self._store.inventory.synced_stamp(),
-        )
-        if not await self._cleanup.has_any(scope):
-            return
+        holds, in any slot, may have been removed meanwhile. What an empty node fetches from now on is trusted
+        when it goes on after an interruption, unless peers forget further removals meanwhile."""
+        scope = full_scope(cluster, self._replica_counts(cluster))
+        now, standing = self._clock.now_ms() * 10**6, self._store.inventory.synced_stamp()
+        forgotten = 0
         for peer_id, asked in peers.items():
             page = await self._open_peer(cluster, peer_id).read_inventory(InventoryRequest(asked, limit=1))
-            if page.since > standing:
-                names = await self._cleanup.drop_stale(scope, self._clock.now_ms() * 10**6)
-                _log.warning(
-                    "was away longer than tombstones are kept: dropped stale data", extra={"names": names}
-                )
+            forgotten = max(forgotten, page.since)
+        if await self._cleanup.has_any(scope):
+            if forgotten <= standing:
                 return
+            names = await self._cleanup.drop_stale(scope, now)
+            _log.warning(
+                "was away longer than tombstones are kept: dropped stale data", extra={"names": names}
+            )
+        await self._store.inventory.record_synced_stamp(max(standing, forgotten, now - SKEW))
 
     async def _sync_with_changed_nodes(self, cluster: ClusterMap) -> None:
         """Compares with nodes whose state in the map is new, and with those that have started since this node

@@ -248,7 +248,7 @@ def _enrol(
     )
     gone = enrolment.gone | missing | refused
     if not found and missing and enrolment.gone:
-        held, old = (word_list(map(str, paths)) for paths in (missing.values(), settings.disks))
+        held, old = (word_list(list(paths)) for paths in (missing.values(), settings.disks))
         raise FormatError(
             f"the data of this node is on {held}, which is missing; {old} was taken out of service before, "
             f"and its old data is not used: start the node with --disk {held}"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import uvloop
 
+from meshd.cluster.rebalance.cleanup import Cleanup
 from meshd.cluster.rebalance.progress import Progress
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, scope_of
 from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncPeerLostError, SyncSource
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from meshd.cluster.rebalance.rebalancer import Rebalancer
+    from meshd.cluster.rebalance.sync_plan import Scope
     from meshd.store.replica.inventory import HeldName
     from meshd.store.store import Store
     from meshwire.cluster import ClusterMap
@@ -292,6 +294,40 @@ def test_a_node_joins_empty_after_it_was_given_up() -> None:
         ]
         assert {each.doing for each in progress} == {"idle"}
         assert sum(each.bytes for each in progress) > 0
+
+    run(doing)
+
+
+def test_a_node_that_joins_keeps_what_it_fetched_before_an_interruption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def doing(found: World) -> None:
+        await found.change(transitions.mark_node_away, "n2")
+        await found.change(transitions.mark_node_down, "n2")
+        await found.move(without=("n2",))
+        joining, inventory = found.rebalancers["n2"], found.store("n2").inventory
+        forgotten = found.nodes["n2"].node.clock.now_ms() * 10**6
+        monkeypatch.setattr(type(inventory), "tombstones_complete_since", lambda _: forgotten)
+        await found.change(transitions.join_node, found.nodes["n2"].member)
+
+        async def interrupted(*about: object) -> None:
+            raise SyncPeerLostError("gone")
+
+        drop, drops = Cleanup.drop_stale, list[int]()
+
+        async def counted(self: Cleanup, scope: Scope, now: int) -> int:
+            drops.append(now)
+            return await drop(self, scope, now)
+
+        monkeypatch.setattr(Cleanup, "drop_stale", counted)
+        with monkeypatch.context() as patches:
+            patches.setattr(joining.reporter, "mark_complete", interrupted)
+            for _ in range(3):
+                with pytest.raises(SyncPeerLostError):
+                    await joining.run_once()
+        assert len(drops) == 1  # what it had before it was given up
+        await found.move()
+        await found.check(NAMES)
 
     run(doing)
 

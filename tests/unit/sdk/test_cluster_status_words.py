@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 
-from meshsdk.cli.cluster import _lines, _percent, cluster, cluster_admin
+from meshsdk.admin import cluster_admin
+from meshsdk.cli.cluster import _lines, _percent, cluster
 
 if TYPE_CHECKING:
     import pytest
