@@ -242,9 +242,10 @@ class Arena:
         while self._free and self.allocated + capacity > self.budget:
             self.allocated -= len(self._free.pop(0).memory)
         spare = self.allocated + capacity > self.budget
+        slot = _Slot(self.memory.allocate(capacity), spare)
         self.overflows += spare
         self.allocated += capacity
-        return _Slot(self.memory.allocate(capacity), spare)
+        return slot
 
     def free_bytes(self) -> int:
         """Return the bytes of the budget that are not on lease; negative after overflows."""

@@ -365,9 +365,10 @@ class InFlightRequests(Generic[Tag]):
 
     def send_request(self, tag: Tag, request: Request, endpoint: Endpoint) -> None:
         """Send a request. Raises MeshError if that fails; the request is then not in flight."""
-        line, idle = self._transport.endpoint_client(endpoint), self._idle.get(endpoint)
-        connect = self._transport.connect_timeout(endpoint)
-        connection = idle.pop() if idle else line.pool.dial(connect, self._timeout)
+        line = self._transport.endpoint_client(endpoint)
+        connection = self._idle_connection(endpoint)
+        if connection is None:
+            connection = line.pool.dial(self._transport.connect_timeout(endpoint), self._timeout)
         flight = InFlightRequest(tag, connection, time.monotonic(), request)
         self._flying[connection.fileno()] = flight
         self._poll.register(connection, select.POLLIN)
@@ -376,6 +377,16 @@ class InFlightRequests(Generic[Tag]):
         except MeshError:
             self.finish_request(flight)
             raise
+
+    def _idle_connection(self, endpoint: Endpoint) -> Connection | None:
+        """Return one that is still open: a node closes those that are idle while a job validates, say."""
+        kept = self._idle.get(endpoint, [])
+        while kept:
+            connection = kept.pop()
+            if connection.idle():
+                return connection
+            connection.close()
+        return None
 
     def answered(self, seconds: float | None) -> list[InFlightRequest[Tag]] | None:
         """Wait for responses to begin, and return their requests in any order.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import socket
 import threading
 import time
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from meshsdk.client import endpoint_socket, retry
+from meshsdk.client.arena import Waker
 from meshsdk.client.http_connection import Connection, Pool
 from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.client.settings import load_settings, parse_endpoint
-from meshsdk.client.transport import Transport
+from meshsdk.client.transport import InFlightRequests, Transport
 from meshsdk.errors import AccessError, ConnectError, DeadlineError, NotFoundError, ServerError
 from meshsdk.transfers import stream
 from tests.support.bounded_wait import await_end
@@ -407,3 +409,23 @@ def test_a_server_that_takes_connections_and_says_nothing_is_noticed_before_the_
             with pytest.raises(DeadlineError, match="no reply to a liveness check"):
                 transport.text(GET)
             assert 3.0 <= time.monotonic() - began < 30
+
+
+def test_a_loader_does_not_use_a_connection_that_its_node_closed_meanwhile(
+    canned: Canned, transport: Transport
+) -> None:
+    """As it closes one that is idle while the job validates: this is no failure of the node."""
+    canned.answers += [b"HTTP/1.1 200 OK\r\ncontent-length: 17\r\n\r\nconnection: close"] * 2
+    waker = Waker()
+    flights = InFlightRequests[str](transport, waker, 5.0)
+    for _ in range(2):  # after each response the server closes the connection
+        flights.send_request("frame", GET, canned.endpoint)
+        [flight] = flights.answered(10.0) or []
+        response = flight.connection.receive()
+        assert response.read() == b"connection: close"
+        assert response.reusable
+        select.select([flight.connection], [], [], 10.0)  # until it is closed
+        flights.finish_request(flight, keep=True)
+    assert canned.accepted == 2
+    flights.close()
+    waker.close()
