@@ -169,6 +169,8 @@ def server_error(
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status, ServerError)
     text = f"{message or code or 'the server gave no reason'} [{status} {code}]".replace(" ]", "]")
     advice = advice or _ADVICE.get(code, "")
+    if (bucket := (detail or {}).get("bucket")) is not None:
+        advice = advice.replace("s3://NAME", f"s3://{bucket}")
     if advice:
         text = f"{text} {advice}"
     return kind(text, status=status, code=code, request_id=request_id, detail=detail, retry_after=retry_after)

@@ -100,8 +100,15 @@ def _xml_error(status: int, body: bytes, after: float | None, request_id: str, a
             text = f"the server answered with an HTML page: {' '.join(_TAG.sub(' ', text).split())}"
         code = _BARE_CODES.get(status, "")
         return server_error(status, code, text, request_id=request_id, advice=advice, retry_after=after)
+    bucket = error.extra.get("BucketName")
     return server_error(
-        status, error.code, error.message, request_id=request_id, advice=advice, retry_after=after
+        status,
+        error.code,
+        error.message,
+        request_id=request_id,
+        detail={"bucket": bucket} if bucket else {},
+        advice=advice,
+        retry_after=after,
     )
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import mimetypes
 import tarfile
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.client.request import Request, crc64, object_headers, object_path
-from meshsdk.errors import ServerError
+from meshsdk.errors import ConfigurationError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +35,7 @@ def put_many(
     transport: Transport,
     put_one: Callable[[str, Buffer, str | None], object],
     bucket: str,
-    objects: Iterable[NamedBytes],
+    objects: Iterable[NamedBytes] | Mapping[str, Buffer],
 ) -> int:
     """See `Client.put_many`. `put_one` stores a key, its bytes and media type by a request of its own."""
     count = 0
@@ -46,12 +47,13 @@ def put_many(
     return count
 
 
-def _batches(bucket: str, objects: Iterable[NamedBytes]) -> Iterator[list[NamedBytes]]:
+def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) -> Iterator[list[NamedBytes]]:
     """Yields objects in groups of bounded size; a large one is a group of its own. Of one key sent twice, the
     later object comes in a later group. Raises ConfigurationError for a key that cannot be one: a tar cuts
     names at a NUL."""
     batch, keys, size = list[NamedBytes](), set[str](), 0
-    for key, data in objects:
+    for named in objects.items() if isinstance(objects, Mapping) else objects:
+        key, data = _checked(named)
         object_path(bucket, key)
         length = memoryview(data).nbytes
         if length > SMALL_BYTES or not _is_member_name(key):
@@ -69,6 +71,23 @@ def _batches(bucket: str, objects: Iterable[NamedBytes]) -> Iterator[list[NamedB
         size += needed
     if batch:
         yield batch
+
+
+def _checked(named: Any) -> NamedBytes:
+    """Return a key and its bytes. Raises ConfigurationError for anything else."""
+    match named:
+        case (str() as key, bytes() | bytearray() | memoryview() as data):
+            return key, data
+        case (str() as key, data):
+            try:
+                return key, memoryview(data)
+            except TypeError:
+                hint = f"text must be encoded, {key!r:.40}, text.encode()" if isinstance(data, str) else ""
+                found = f"for the key {key!r:.80} a {type(data).__name__}"
+        case _:
+            hint, found = "", repr(named)[:80]
+    told = f"put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got {found}"
+    raise ConfigurationError(f"{told}: {hint}" if hint else told)
 
 
 def _is_member_name(key: str) -> bool:

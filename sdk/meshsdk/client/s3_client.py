@@ -250,8 +250,8 @@ class Client:
         request = Request("PUT", object_path(bucket, key), "", headers | conditions, data, None)
         return put_if(self.transport, request) if conditions else self.transport.call(request, read_etag)
 
-    def put_many(self, bucket: str, objects: Iterable[tuple[str, Buffer]]) -> int:
-        """Store many objects, given as (key, bytes), and return how many.
+    def put_many(self, bucket: str, objects: Iterable[tuple[str, Buffer]] | Mapping[str, Buffer]) -> int:
+        """Store many objects, given as pairs of key and bytes or as a mapping, and return how many.
 
         Small ones travel together, up to 4,000 or 8 MiB in a request, which is many times faster than one
         request for each. They are durable when the call returns. The objects of a request are stored together

@@ -50,7 +50,7 @@ def test_buckets(client: mesh.Client, bucket: str) -> None:
     client.create_bucket(f"{bucket}-2")
     client.delete_bucket(f"{bucket}-2")
     assert not client.has_bucket(f"{bucket}-2")
-    with pytest.raises(NotFoundError, match="mesh mb"):
+    with pytest.raises(NotFoundError, match=f"mesh mb s3://{bucket}-2"):
         client.delete_bucket(f"{bucket}-2")
 
 
@@ -120,6 +120,24 @@ def test_many_objects_have_exactly_the_keys_that_they_were_given(client: mesh.Cl
     with pytest.raises(ConfigurationError, match="NUL"):
         client.put_many(bucket, [("c", b"1"), ("b\0c", b"2")])
     assert client.get(bucket, "b") == b"b"
+
+
+@pytest.mark.parametrize(
+    ("objects", "told"),
+    [
+        ([("a", "text")], r"for the key 'a' a str: text must be encoded, 'a', text\.encode\(\)"),
+        ([("a", None)], "for the key 'a' a NoneType"),
+        (["ab"], "got 'ab'"),
+        ([("a", b"x", b"y")], r"got \('a', b'x', b'y'\)"),
+    ],
+)
+def test_many_objects_are_pairs_of_a_key_and_bytes(
+    client: mesh.Client, bucket: str, objects: Any, told: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"put_many takes pairs .*{told}"):
+        client.put_many(bucket, objects)
+    assert client.put_many(bucket, {"a": b"1", "b": b"2"}) == 2
+    assert (client.get(bucket, "a"), client.get(bucket, "b")) == (b"1", b"2")
 
 
 def test_ranges(client: mesh.Client, bucket: str) -> None:
