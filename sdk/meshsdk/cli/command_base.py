@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from meshsdk.errors import ConfigurationError, DeadlineError, InvalidPlanError, NotFoundError, ServerError
+from meshsdk.errors import ConfigurationError, DeadlineError, NotFoundError, ServerError
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def exit_code(error: Exception) -> int:
         return EXIT_FAILED
     if isinstance(error, NotFoundError):
         return EXIT_MISSING
-    return EXIT_USAGE if isinstance(error, ConfigurationError | InvalidPlanError) else EXIT_FAILED
+    return EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED
 
 
 def error_code(error: Exception) -> str:
