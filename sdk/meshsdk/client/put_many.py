@@ -53,9 +53,8 @@ def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) 
     names at a NUL."""
     batch, keys, size = list[NamedBytes](), set[str](), 0
     for named in objects.items() if isinstance(objects, Mapping) else objects:
-        key, data = _checked(named)
+        key, data, length = _checked(named)
         object_path(bucket, key)
-        length = memoryview(data).nbytes
         if length > SMALL_BYTES or not _is_member_name(key):
             if key in keys:
                 yield batch
@@ -73,21 +72,18 @@ def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) 
         yield batch
 
 
-def _checked(named: Any) -> NamedBytes:
-    """Return a key and its bytes. Raises ConfigurationError for anything else."""
+def _checked(named: Any) -> tuple[str, Buffer, int]:
+    """Return a key, its bytes and their number. Raises ConfigurationError for anything else."""
+    told = "put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got "
     match named:
-        case (str() as key, bytes() | bytearray() | memoryview() as data):
-            return key, data
         case (str() as key, data):
             try:
-                return key, memoryview(data)
+                return key, data, memoryview(data).nbytes
             except TypeError:
-                hint = f"text must be encoded, {key!r:.40}, text.encode()" if isinstance(data, str) else ""
-                found = f"for the key {key!r:.80} a {type(data).__name__}"
-        case _:
-            hint, found = "", repr(named)[:80]
-    told = f"put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got {found}"
-    raise ConfigurationError(f"{told}: {hint}" if hint else told)
+                hint = f": text must be encoded, {key!r:.40}, text.encode()" if isinstance(data, str) else ""
+                found = f"for the key {key!r:.80} a {type(data).__name__}{hint}"
+                raise ConfigurationError(told + found) from None
+    raise ConfigurationError(told + repr(named)[:80])
 
 
 def _is_member_name(key: str) -> bool:

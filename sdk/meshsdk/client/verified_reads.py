@@ -76,8 +76,9 @@ def with_checksum(request: Request) -> Request:
 
 def declared(headers: Mapping[str, str], bucket: str, key: str) -> ObjectChecksum | None:
     """Return the checksum of the whole object that a response declares, if it is one that can be compared."""
-    whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
-    for prefix in ("x-amz-checksum-", WHOLE_CHECKSUM_PREFIX) if whole else (WHOLE_CHECKSUM_PREFIX,):
+    if headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    for prefix in ("x-amz-checksum-", WHOLE_CHECKSUM_PREFIX):
         for algorithm in _ALGORITHMS:
             value = headers.get(f"{prefix}{algorithm}", "")
             if value and "-" not in value:  # the checksum of the parts' checksums ends in their number
