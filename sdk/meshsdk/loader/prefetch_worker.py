@@ -199,8 +199,9 @@ class PrefetchWorker:
 
     def _wait(self) -> list[Flight]:
         """Wait for a response, for free memory or for a retry; return the answered requests in step order."""
-        now = time.monotonic()
-        until = [] if self._attempts.next_due is None else [self._attempts.next_due]
+        now, until = time.monotonic(), list[float]()
+        if self._attempts.next_due is not None and self._under_way() < self._order.connections:
+            until.append(self._attempts.next_due)
         if self.flights:
             due = min(flight.sent + self._silence(flight) for flight in self.flights)
             until.append(max(due, self._looked + SUSPICIOUS))

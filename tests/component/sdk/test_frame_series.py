@@ -6,16 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
 import meshsdk as mesh
+from meshsdk.client.transport import InFlightRequests
 from meshsdk.errors import BadSampleError, SnapshotChangedError
 from meshwire.formats.token_index import encode_token_index
-from tests.component.sdk.test_sdk_scripted import labels, loader, scripted_server, undisturbed
+from tests.component.sdk.test_sdk_scripted import labels, loader, scripted_server, undisturbed, wait_for
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
@@ -68,6 +69,33 @@ def test_whatever_befalls_a_response_the_batches_are_the_same(server: ScriptedMe
             assert labels(one) == wanted
             assert one.stats().retries >= 1
         server.faults.clear()
+
+
+def test_retries_that_are_due_wait_for_a_connection(
+    server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A series that failed is requested again step by step: the next steps wait for an answer."""
+    waits: list[float | None] = []
+    answered = InFlightRequests.answered
+
+    def counted(flights: InFlightRequests[Any], seconds: float | None) -> Any:
+        waits.append(seconds)
+        return answered(flights, seconds)
+
+    monkeypatch.setattr(InFlightRequests, "answered", counted)
+    wanted = in_order(server, 1)
+    server.faults.extend([None, None, "cut"])
+    server.frames_left = 3
+    with loader(server, 1, connections=1) as one:
+        begun = iter(one)
+        first = labels([next(begun)])
+        wait_for(lambda: server.still)
+        before = len(waits)
+        wait_for(lambda: len(waits) > before + 20, 0.3)
+        assert len(waits) <= before + 20
+        server.frames_left = None
+        server.gate.set()
+        assert first + labels(begun) == wanted
 
 
 @pytest.mark.parametrize(("fault", "error"), [("gone", SnapshotChangedError), ("bad", BadSampleError)])
