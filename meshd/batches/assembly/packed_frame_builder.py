@@ -1,7 +1,8 @@
 """PackedFrameBuilder: decides where the pieces of a packed frame are read, and builds it.
 
 Law: stored sequences change how long a frame takes, never its bytes. As for rendered samples, an object
-that was deleted or replaced since the snapshot fails the frame, as far as this node can tell.
+that was deleted or replaced since the snapshot fails the frame, as far as this node can tell. The frames of
+a series have the bytes that they have alone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from meshd.batches.assembly.direct_rows import (
     direct_dtypes,
 )
 from meshd.batches.assembly.packed_rows import RenderedSamples
-from meshd.batches.assembly.packed_series import PackedSeries
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress
+from meshd.core.memory_frames import make_block
 from meshd.core.sample_locations import PinnedObjects
 from meshd.util.async_tasks import CooperativeYield
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
     from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
-    from meshd.core.memory_frames import MemoryFrame, SharedFrame
+    from meshd.core.memory_frames import MemoryAccount, MemoryFrame, SharedFrame
     from meshd.core.plan_record import Plan
     from meshwire.dataset.build_snapshot import Snapshot
+    from meshwire.frame.tensor_frame import FrameLayout
     from meshwire.plan.sequence_packing import PieceColumns
 
     RenderSamples = Callable[[RowsAddress], Awaitable[MemoryFrame]]
@@ -162,8 +164,8 @@ class PackedFrameBuilder:
             with context.store.open_spans_many(rows.wanted) as opened:
                 if None in opened:
                     return None
-                series = PackedSeries(packings, metadata, context.memory)
-                await self._fill(series, OpenRows(rows, opened))
+                series = _Series(packings, metadata, context.memory)
+                await series.write_rows(OpenRows(rows, opened))
         except NotDirectError:
             return None
         finally:
@@ -171,23 +173,6 @@ class PackedFrameBuilder:
         for frame in series.frames:
             frame.took = FrameTiming((clock() - began) / len(packings))
         return list(series.frames)
-
-    async def _fill(self, series: PackedSeries, rows: OpenRows) -> None:
-        """Read the rows of a series and write them. Raises NotDirectError."""
-        turns = CooperativeYield()
-
-        def write(number: int, *, cached: bool = False) -> None:
-            series.write(number, rows.tensors(number, cached=cached))
-
-        for number in range(len(series.frames)):
-            if rows.elements(number) <= _AT_ONCE:
-                try:
-                    write(number, cached=True)
-                except NotCachedError:
-                    await asyncio.to_thread(write, number)
-            else:
-                await asyncio.to_thread(write, number)
-            await turns.yield_if_due()
 
 
 class _Build:
@@ -252,3 +237,45 @@ class _Build:
             return await asyncio.to_thread(RenderedSamples, frame, samples, fields), frame.took
         finally:
             frame.close()
+
+
+class _Series:
+    """The packed frames of consecutive steps, written once into one block of shared memory; `metadata`: that
+    of each. `frames`: to be written, all of them, before any is handed out.
+    """
+
+    def __init__(
+        self,
+        packings: Sequence[PackedRows],
+        metadata: Sequence[Mapping[str, str]],
+        memory: MemoryAccount,
+    ) -> None:
+        self._packings, self._metadata = packings, metadata
+        layouts: dict[int, FrameLayout] = {}  # by rows: the layouts of frames differ only in their metadata
+        self._layouts = []
+        for packing, values in zip(packings, metadata, strict=True):
+            rows = len(packing.rows)
+            if rows not in layouts:
+                layouts[rows] = packing.layout(values)
+            self._layouts.append(layouts[rows])
+        self.frames = make_block([layout.size for layout in self._layouts], memory)
+
+    async def write_rows(self, rows: OpenRows) -> None:
+        """Read the rows of all frames and write them. Raises NotDirectError."""
+        turns = CooperativeYield()
+        for number in range(len(self.frames)):
+            written = rows.elements(number) <= _AT_ONCE
+            if written:
+                try:
+                    self._write(number, rows, cached=True)
+                except NotCachedError:
+                    written = False
+            if not written:
+                await asyncio.to_thread(self._write, number, rows, cached=False)
+            await turns.yield_if_due()
+
+    def _write(self, number: int, rows: OpenRows, *, cached: bool) -> None:
+        """Read and write a frame. Raises NotDirectError, also if its header is longer than that of others."""
+        frame, layout, metadata = self.frames[number], self._layouts[number], self._metadata[number]
+        if not self._packings[number].fill(frame, layout, metadata, rows.tensors(number, cached=cached)):
+            raise NotDirectError("the headers have different lengths")
