@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from meshd.batches.assembly import assembler, frame_builder, series_builder, series_frames
+from meshd.batches.assembly import assembler, frame_builder, series_builder
 from meshd.batches.assembly.assembler import Assembler
 from meshd.batches.assembly.column_copies import BLOCK_ROWS
 from meshd.batches.assembly.frame_buffer import metadata_of
@@ -304,7 +304,7 @@ def test_batches_whose_headers_differ_in_length_are_built_alone(
         plan = await node.plan("lines", fixed=True)
         alone = [await node.batch(plan, step, SMALL) for step in range(4)]
         node.assembler._cache.clear()
-        monkeypatch.setattr(series_frames, "metadata_of", longer)
+        monkeypatch.setattr(series_builder, "metadata_of", longer)
         before = node.renderer.rows
         assert await node.series(plan, 0, 4) == alone
         assert node.renderer.rows - before == 1 + 4  # the series, and each batch
