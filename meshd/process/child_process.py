@@ -130,7 +130,16 @@ class Child:
     crashes: CrashHistory = field(default_factory=CrashHistory)
     last_heard: float = 0.0
     """When it last reported that its loop runs; 0 for a child that never does."""
+    killed: float = 0.0
+    """When the supervisor killed it; 0 if it did not."""
+    unkillable: bool = False
+    """Whether it has not ended long after that."""
     unread: bytearray = field(default_factory=bytearray)
+
+    @property
+    def dying(self) -> bool:
+        """Whether it was killed and should end at any moment."""
+        return self.killed > 0.0 and not self.unkillable
 
     def read_reports(self) -> list[dict[str, str]]:
         """Return the child's reports since the last call; empty if there are none."""

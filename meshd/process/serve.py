@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import resource
+import select
 import signal
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -33,7 +33,7 @@ from meshd.control.identities import IdentityTable
 from meshd.control.migrations import migrate_control_state
 from meshd.errors import IndexLostError, MeshdError, StartupError
 from meshd.process import memory_usage
-from meshd.process.child_process import ChildSpec, describe_exit, fork_child
+from meshd.process.child_process import Child, ChildSpec, describe_exit, fork_child
 from meshd.process.coordinator import run_coordinator
 from meshd.process.join_cluster import ROOT_MADE, join_cluster
 from meshd.process.listen_sockets import local_endpoint, open_listen_sockets
@@ -118,6 +118,7 @@ def record_index_loss(settings: NodeSettings) -> None:
 _log = logging.getLogger("meshd.supervisor")
 _TRANSFORM_DELAY = 0.2  # a sample may crash one; other clients must not be slowed down by it
 _STAGE_GRACE = 5.0  # seconds after a stage's own limit before its children are killed
+_CHECKPOINT_TIMEOUT = 600.0  # seconds for the last checkpoint: all that the page cache holds, to a slow disk
 
 
 def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -162,9 +163,9 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     except IndexLostError as error:
         _log.critical(recovery_advice(settings.store.index_dir), extra={"why": str(error)})
         with suppress(StartupError):
-            _in_child("last word", lambda _: record_index_loss(settings))
+            _in_child("last word", lambda _: record_index_loss(settings), 3 * _REPORT_TIMEOUT)
         raise StartupError(f"{error}: {recovery_advice(settings.store.index_dir)}") from error
-    _in_child("checkpoint", lambda _: _close_stores(settings))
+    _in_child("checkpoint", lambda _: _close_stores(settings), _CHECKPOINT_TIMEOUT)
     if has_lost_sync(settings.store):
         raise StartupError(
             "a sync failed: start the node again, which goes back to its last checkpoint; see the kernel log"
@@ -362,21 +363,27 @@ def _close_stores(settings: NodeSettings) -> None:
         close_relaxed(store, SystemClock())
 
 
-def _in_child(name: str, work: Callable[[ChildReporter], None]) -> None:
-    """Run `work` in a child and wait for it: LMDB must not be open across a fork. Raises StartupError."""
+def _in_child(name: str, work: Callable[[ChildReporter], None], timeout: float | None = None) -> None:
+    """Run `work` in a child and wait for it: LMDB must not be open across a fork. Raises StartupError.
+
+    `timeout`: seconds after which it is killed. None: before the node runs, a signal ends this process and
+    with it the child, and recovery may take as long as it needs.
+    """
+    spec = ChildSpec(name, work)
     try:
-        pid, pipe = fork_child(ChildSpec(name, work), ())
+        child = Child(spec, *fork_child(spec, ()))
     except OSError as error:
         why = open_files_message(error) or error
         raise StartupError(f"{name} cannot be started: {why}") from error
-    os.set_blocking(pipe, True)
-    with os.fdopen(pipe, "rb") as reports:
-        said = reports.read()
-    _, status = os.waitpid(pid, 0)
+    end = select.poll()
+    end.register(child.pipe, 0)  # only the hangup, when the child's end of the pipe is closed
+    if not end.poll(None if timeout is None else timeout * 1000):
+        os.kill(child.pid, signal.SIGKILL)
+        raise StartupError(
+            f"{name} did not end within {timeout:.0f} seconds: a disk may not answer, see the kernel log"
+        )
+    reports = child.read_reports()
+    os.close(child.pipe)
+    _, status = os.waitpid(child.pid, 0)
     if status:
-        raise StartupError(f"{name} failed: {_reason(said) or describe_exit(status)}")
-
-
-def _reason(said: bytes) -> str:
-    lines = said.splitlines()
-    return str(json.loads(lines[0]).get("reason", "")) if lines else ""
+        raise StartupError(f"{name} failed: {reports[0]['reason'] if reports else describe_exit(status)}")

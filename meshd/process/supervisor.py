@@ -105,6 +105,7 @@ _INDEX_ROLES = frozenset({"worker", "coordinator"})  # roles that map the index 
 _MAX_INDEX_DEATHS = 3  # deaths of such processes within
 _DEATH_WINDOW = 600.0  # seconds
 _FORK_RETRY = 1.0  # seconds
+_KILL_PATIENCE = 10.0  # seconds that a killed child gets to end: one with much memory takes a while
 _STANDSTILL = 1.0  # seconds by which the supervisor wakes up late if the whole node was stopped
 
 
@@ -195,6 +196,7 @@ class Supervisor:
         for child in self._running():
             self._read_reports(child)
         self._end_hung()
+        self._report_unkillable()
         for number in self._signals():
             self._on_signal(number)
         self._propagate_log_level()
@@ -212,6 +214,7 @@ class Supervisor:
         due += [over] if (over := self._level.next_check()) is not None else []
         due += [self._drain_at] if self._drain_at < math.inf else []
         due += [child.last_heard + self._hang_timeout for child in self._running() if child.last_heard]
+        due += [child.killed + _KILL_PATIENCE for child in self._running() if child.dying]
         return max(min(due) - now, 0.0) if due else None
 
     # starting and dying
@@ -226,6 +229,7 @@ class Supervisor:
         pipes = [other.pipe for other in self._running()]
         close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
         child.reason, child.started, child.last_heard = "", now, 0.0
+        child.killed, child.unkillable = 0.0, False
         try:
             child.pid, child.pipe = fork_child(child.spec, close)
         except OSError as error:  # the limit of processes or descriptors, or no memory: not a reason to end
@@ -272,7 +276,25 @@ class Supervisor:
             if child.last_heard and now - child.last_heard >= self._hang_timeout:
                 _log.error("%s hangs; killing it", child.spec.name, extra={"silent": now - child.last_heard})
                 child.last_heard, child.reason = 0.0, "its event loop hung"
-                os.kill(child.pid, signal.SIGKILL)
+                self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        child.killed = self._clock.monotonic()
+        os.kill(child.pid, signal.SIGKILL)
+
+    def _report_unkillable(self) -> None:
+        """Log which killed children have not ended. Nothing waits for them; a child that ends later is
+        replaced then."""
+        for child in self._running():
+            if child.dying and self._clock.monotonic() - child.killed >= _KILL_PATIENCE:
+                child.unkillable = True
+                self._board[child.spec.name] = Phase.DOWN
+                self._count(child.spec.role)
+                _log.error(
+                    "%s cannot be killed: the kernel keeps it, as while a disk does not answer",
+                    child.spec.name,
+                    extra={"pid": child.pid, "seconds": _KILL_PATIENCE},
+                )
 
     def _reap(self) -> None:
         for child in self._running():
@@ -401,17 +423,20 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGTERM)
 
     def _of_stage(self) -> list[Child]:
-        return [child for child in self._running() if child.spec.role in self._stages[0].roles]
+        roles = self._stages[0].roles
+        return [child for child in self._running() if child.spec.role in roles and not child.unkillable]
 
     def _advance(self) -> None:
-        """While draining: kill children that are late, and move on once the stage is empty."""
+        """While draining: kill children that are late, and move on once only unkillable ones are left of the
+        stage."""
         if not self._draining:
             return
-        if self._stages and self._of_stage() and self._clock.monotonic() >= self._deadline:
+        if self._stages and self._clock.monotonic() >= self._deadline:
             for child in self._of_stage():
-                _log.warning("%s did not end in time; killing it", child.spec.name)
-                os.kill(child.pid, signal.SIGKILL)
-                self._record_exit(child, os.waitpid(child.pid, 0)[1])
+                if not child.killed:
+                    _log.warning("%s did not end in time; killing it", child.spec.name)
+                    self._kill(child)
+            self._deadline = self._clock.monotonic() + _KILL_PATIENCE
         while self._stages and not self._of_stage():
             self._stages.pop(0)
             self._terminate_stage()
