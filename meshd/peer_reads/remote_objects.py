@@ -143,10 +143,6 @@ class RemoteObjects:
         """Whether the bucket has an origin."""
         return self._buckets is not None and bool(self._buckets.origin_write_mode(bucket))
 
-    async def aclose(self) -> None:
-        """Stop the background tasks."""
-        await self._selector.aclose()
-
     # --- objects by name --------------------------------------------------------------------------------
 
     def has_peer_copies(self, bucket: str, key: str) -> bool:

@@ -57,10 +57,6 @@ class ReplicaSelector:
     def __repr__(self) -> str:
         return f"<ReplicaSelector from {self.mesh.node_id}>"
 
-    async def aclose(self) -> None:
-        """Stop the background tasks."""
-        await self._tasks.aclose()
-
     async def ask_replicas(
         self,
         names: dict[int, tuple[str, str]],

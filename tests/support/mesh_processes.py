@@ -171,7 +171,6 @@ class MeshCrew:
             if transport is not None:  # with what nobody has read
                 transport.abort()
         await one.assembler.aclose()
-        await one.node.objects.aclose()
         await one.node.peers.aclose()
         one.node.store.close()
         one.node.last_used.close()
