@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import threading
 import weakref
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from meshsdk.client.fork_safe_lock import ForkSafeLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,7 @@ class Waker:
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Reentrant: a finalizer may run in the middle of `close` on the same thread.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock(reentrant=True)
 
     def fileno(self) -> int:
         return self._descriptor

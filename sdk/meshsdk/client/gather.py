@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from meshsdk.client.fork_safe_lock import ForkSafeLock
 from meshsdk.client.request import Request
 from meshsdk.client.routing import near_caches, replica_node
 from meshsdk.errors import ConfigurationError, ConnectError, CorruptFrameError, MeshError, server_error
@@ -305,7 +305,7 @@ class _BufferPool:
 
     def __init__(self) -> None:
         self._kept: list[npt.NDArray[np.uint8]] = []
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def take(self, size: int) -> memoryview:
         """Return `size` writable bytes of arbitrary content."""

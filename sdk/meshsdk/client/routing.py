@@ -13,11 +13,11 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from meshsdk.client.fork_safe_lock import ForkSafeLock
 from meshsdk.client.settings import parse_endpoint
 from meshsdk.errors import ConnectError, MeshError, is_clock_skewed
 from meshwire.cluster import parse_map, routes
@@ -61,7 +61,7 @@ class ClusterDirectory:
         self._told = False
         self._version = 0
         self._wanted = 0 if len(configured) == 1 else 1
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
         known = "no map" if self._map is None else f"map {self._map.version}"

@@ -1,10 +1,12 @@
-"""What another thread changes while the SDK chooses a node, and what an interrupt leaves."""
+"""What another thread changes while the SDK chooses a node, and what an interrupt or a fork leaves."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,48 @@ def test_an_interrupted_close_tells_the_consumer() -> None:
         prefetcher._shut(reader, Interrupted(), os.getpid())
     assert told[0] == "closed"
     assert isinstance(told[1], ClosedError)
+
+
+_FORK = """
+import os, signal, threading
+from meshsdk.client import gather
+from meshsdk.client.arena import Waker
+from meshsdk.client.routing import ClusterDirectory
+from meshsdk.client.settings import parse_endpoint
+
+def ask(endpoint):
+    asked.append(endpoint)
+    raise ValueError
+
+asked, waker = [], Waker()
+directory = ClusterDirectory((parse_endpoint("http://127.0.0.1:1"),), ask)
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    for lock in gather._rooms._lock, waker._lock, directory._lock:
+        lock.acquire()
+    held.set()
+    done.wait(60)
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait(60)
+child = os.fork()
+if not child:
+    signal.alarm(20)  # which ends what waits for ever
+    gather._rooms.take(1)
+    waker.close()
+    directory.refresh()
+    os._exit(0 if asked else 1)
+done.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_has_no_lock_that_another_thread_held() -> None:
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert told.stdout.strip() == "0"
 
 
 def test_multiprocessing_forgets_the_pages_of_loaders(
