@@ -21,6 +21,7 @@ from awscrt.checksums import crc32c
 from bench.tables import verdict
 from meshd.batches.assembly.frame_rows import RowLookup
 from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
+from meshd.batches.read_ahead.read_hints import PlannedFrame
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.snapshot_pages import KEPT_PAGES
@@ -83,7 +84,7 @@ async def _read(snapshot: Snapshot, opened: _OpenPages, given: argparse.Namespac
         before, used, began = opened.count, time.thread_time(), time.monotonic()
         wanted = rows.rows_at(address, plan, snapshot).samples
         if given.ahead == "yes":
-            prefetcher.frame_requested(plan, snapshot, address)
+            prefetcher.frame_requested(PlannedFrame(plan, snapshot, address))
             await prefetcher.open_now(snapshot, wanted, address)
         column.objects_at(wanted), column.offsets_at(wanted), column.lengths_at(wanted)
         costs.append(1e3 * (time.thread_time() - used))

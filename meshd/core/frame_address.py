@@ -32,6 +32,11 @@ class FrameAddress(msgspec.Struct, frozen=True, tag="frame"):
     batch: int = 256
     origin: int = 0
 
+    @property
+    def first_position(self) -> int:
+        """The epoch position at which the batch of all ranks begins."""
+        return self.origin + self.step * self.batch
+
 
 class PartAddress(msgspec.Struct, frozen=True, tag="part"):
     """The rows of a frame whose bytes the receiving node holds under map `version`; the parts of all nodes

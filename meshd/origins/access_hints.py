@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from meshd.batches.read_ahead.read_hints import PlannedFrame
     from meshd.control.buckets import BucketTable
-    from meshd.core.frame_address import FrameAddress
     from meshd.core.plan_record import Plan
     from meshd.origins.cache.cache_manager import CacheManager
     from meshwire.dataset.build_snapshot import Snapshot
@@ -99,17 +99,10 @@ class PlanReadHints:
     def __repr__(self) -> str:
         return f"<PlanReadHints {len(self._epochs)} plans reported>"
 
-    def frame_requested(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress,
-        *,
-        in_parts: bool = False,
-        use_decoded: bool = True,
-    ) -> None:
+    def frame_requested(self, frame: PlannedFrame) -> None:
         """Note that a frame of a plan is being built. Takes microseconds; longer work runs in the
         background."""
+        plan, snapshot, address = frame.plan, frame.snapshot, frame.address
         if not self._buckets.has_backed_buckets() or max(snapshot.samples, plan.positions) > _MOST:
             return
         told = self._epochs.get(plan.hash, -1)

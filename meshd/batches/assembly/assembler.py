@@ -42,7 +42,7 @@ from meshd.batches.assembly.view_result_renderer import render_derived_object
 from meshd.batches.read_ahead.arrivals import Arrivals
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
-from meshd.batches.read_ahead.read_hints import FrameRequest
+from meshd.batches.read_ahead.read_hints import PlannedFrame
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import DocumentStore, asset_key
 from meshd.core.frame_address import (
@@ -259,10 +259,10 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await self.catalog.snapshot(plan.snapshot)
         require_parts(plan)
-        request = FrameRequest(plan, snapshot, whole, kept_bytes, in_parts=True)
-        arrivals = await self._read_batch_ahead(request, early=early)
+        wanted = PlannedFrame(plan, snapshot, whole, kept_bytes, in_parts=True)
+        arrivals = await self._read_batch_ahead(wanted, early=early)
         if not early:
-            self._ahead.begin(request, address, arrivals)
+            self._ahead.begin(wanted, address, arrivals)
         with self._admission(count_rows(whole, plan), 0):
             rows = self._row_lookup.rows_at(whole, plan, snapshot)
             await self._prefetcher.open_now(snapshot, rows.samples, whole)
@@ -290,12 +290,12 @@ class Assembler:
             return await self._pack(address, plan, snapshot, kept_bytes)
         arrivals = Arrivals()
         if isinstance(address, FrameAddress):
-            request = FrameRequest(plan, snapshot, address, kept_bytes)
-            arrivals = await self._read_batch_ahead(request, early=early)
+            wanted = PlannedFrame(plan, snapshot, address, kept_bytes)
+            arrivals = await self._read_batch_ahead(wanted, early=early)
             if not self._context.remote.single_node:  # the others' bytes are fetched when they have read them
                 await arrivals.until_read()
             elif not early:  # in a mesh, the reader requests the next frames from other nodes
-                self._ahead.begin(request, address, arrivals)
+                self._ahead.begin(wanted, address, arrivals)
         count = count_rows(address, plan)
         with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
@@ -329,7 +329,7 @@ class Assembler:
                 return None
             await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
             for step in steps:
-                arrivals = await self._read_batch_ahead(FrameRequest(plan, snapshot, step, kept_bytes))
+                arrivals = await self._read_batch_ahead(PlannedFrame(plan, snapshot, step, kept_bytes))
                 await arrivals.until_read()
             with self._admission(_admitted_rows(plan, snapshot, count), size):
                 rows = self._row_lookup.rows_of_steps(steps, plan, snapshot)
@@ -362,15 +362,16 @@ class Assembler:
             frames = await self._packed.build_series(packings, within, snapshot, metadata)
         return self._put_series(steps, frames)
 
-    async def _read_batch_ahead(self, request: FrameRequest, *, early: bool = False) -> Arrivals:
+    async def _read_batch_ahead(self, wanted: PlannedFrame, *, early: bool = False) -> Arrivals:
         """Pass the request on as a hint, unless it is still to come; wait until the first bytes of its batch
         are read ahead, and return the reads that are left."""
         if not early:
-            request.note(self._hints)
+            for each in self._hints:
+                each.frame_requested(wanted)
         if self._read_ahead is None:
             return Arrivals()
         with tracing.stage("read ahead"):
-            return await self._read_ahead.arrivals(request.address)
+            return await self._read_ahead.arrivals(wanted.address)
 
     async def _pack(
         self, address: Address, plan: Plan, snapshot: Snapshot, kept_bytes: int | None

@@ -111,8 +111,7 @@ class RowLookup:
     ) -> list[Rows]:
         """Return the rows of consecutive steps, as `rows_at` does, looked up together if they are whole
         batches of one rank. Nobody may change them. Raises BatchError InvalidPlan."""
-        first, batch = steps[0], steps[0].batch
-        begin = first.origin + first.step * batch
+        first, batch, begin = steps[0], steps[0].batch, steps[0].first_position
         count = len(steps) * batch
         if first.world > 1 or plan.pairs is not None or begin + count > plan.positions:
             return [self.rows_at(step, plan, within) for step in steps]
@@ -233,7 +232,7 @@ def real_rows(address: FrameAddress, plan: Plan, rank: int, world: int) -> int:
     """Return the number of rows of a slice that are not padding of the last batch."""
     whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
     first, end = rank_rows(whole, rank, world)
-    left = plan.positions - address.origin - address.step * address.batch
+    left = plan.positions - address.first_position
     return max(0, min(end, left) - first)
 
 

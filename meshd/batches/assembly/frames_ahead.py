@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.batches.read_ahead.arrivals import Arrivals
-    from meshd.batches.read_ahead.read_hints import FrameRequest, ReadHints
+    from meshd.batches.read_ahead.read_hints import PlannedFrame, ReadHints
     from meshd.core.frame_address import AnyFrameAddress, FrameAddress
     from meshd.transform.renderer import Renderer, RenderResult, RowWork
 
@@ -54,12 +54,12 @@ class EarlyRenderer:
 
 
 class _Unclaimed(NamedTuple):
-    """A frame that is not requested yet: its bytes and rows, when it was begun, and the request to come."""
+    """A frame that is not requested yet: its bytes and rows, when it was begun, and the frame."""
 
     bytes: int
     rows: int
     begun: float
-    request: FrameRequest
+    frame: PlannedFrame
 
 
 class FramesAhead:
@@ -87,18 +87,18 @@ class FramesAhead:
     def __repr__(self) -> str:
         return f"<FramesAhead {len(self._unclaimed)} frames, {self._bytes} of {self._limit} bytes>"
 
-    def begin(self, request: FrameRequest, address: FrameAddress | PartAddress, arrivals: Arrivals) -> None:
-        """Begin the frames that the reader of `address`, the frame of `request` or this node's rows of it,
-        requests next, up to the end of the window that a disk reads for it. Returns at once. Raises
-        BatchError as `planned_size` does."""
+    def begin(self, frame: PlannedFrame, address: FrameAddress | PartAddress, arrivals: Arrivals) -> None:
+        """Begin the frames that the reader of `address`, which is `frame` or this node's rows of it, requests
+        next, up to the end of the window that a disk reads for it. Returns at once. Raises BatchError as
+        `planned_size` does."""
         self._forget_old()
-        plan, snapshot, whole, end = request.plan, request.snapshot, request.address, arrivals.end
+        plan, snapshot, whole, end = frame.plan, frame.snapshot, frame.address, arrivals.end
         size = planned_size(plan, snapshot, whole) if end else None
         if size is None:  # all of it has been read, or the size depends on the data
             return
         rows = count_rows(whole, plan)
         for coming in frames_ahead(plan, whole):
-            last = coming.origin + (coming.step + 1) * coming.batch
+            last = coming.first_position + coming.batch
             full = self._bytes + size > self._limit or self._rows + rows > self._max_rows
             if coming.epoch != whole.epoch or last > end or full:
                 return
@@ -106,17 +106,18 @@ class FramesAhead:
             if isinstance(address, PartAddress):
                 wanted = msgspec.structs.replace(address, whole=coming)
             if wanted not in self._unclaimed and not self._exists(wanted):
-                later, now = replace(request, address=coming), asyncio.get_running_loop().time()
+                later, now = replace(frame, address=coming), asyncio.get_running_loop().time()
                 self._unclaimed[wanted] = _Unclaimed(size, rows, now, later)
                 self._bytes += size
                 self._rows += rows
-                self._tasks.spawn(self._build_early(wanted, request.kept_bytes), "build")
+                self._tasks.spawn(self._build_early(wanted, frame.kept_bytes), "build")
 
     def claim(self, address: AnyFrameAddress) -> bool:
         """Note that a frame is requested. Returns whether it was begun before, for this request."""
         found = self._forget(address)
         if found is not None:
-            found.request.note(self._hints)
+            for each in self._hints:
+                each.frame_requested(found.frame)
         return found is not None
 
     def _forget(self, address: AnyFrameAddress) -> _Unclaimed | None:

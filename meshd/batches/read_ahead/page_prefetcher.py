@@ -30,6 +30,7 @@ from meshwire.strict_json import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from meshd.batches.read_ahead.read_hints import PlannedFrame
     from meshd.core.frame_address import FrameAddress
     from meshd.core.plan_record import Plan
     from meshwire.dataset.snapshot import Snapshot
@@ -98,16 +99,9 @@ class PagePrefetcher:
     def __repr__(self) -> str:
         return f"<PagePrefetcher, {len(self._queue)} frames queued>"
 
-    def frame_requested(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress,
-        *,
-        in_parts: bool = False,
-        use_decoded: bool = True,
-    ) -> None:
+    def frame_requested(self, frame: PlannedFrame) -> None:
         """Note that a frame is being built: the pages of those after it are opened. Returns at once."""
+        plan, snapshot, address = frame.plan, frame.snapshot, frame.address
         if not isinstance(snapshot, PagedSnapshot) or len(snapshot.table) <= FEW_PAGES:
             return
         self._queue.pop(address, None)

@@ -35,6 +35,7 @@ from meshd.util.timeouts import timeout
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
+    from meshd.batches.read_ahead.read_hints import PlannedFrame
     from meshd.batches.read_ahead.window_lookup import WindowLookup
     from meshd.batches.read_ahead.windows import Integers
     from meshd.core.frame_address import FrameAddress
@@ -126,51 +127,40 @@ class ReadScheduler:
     def __repr__(self) -> str:
         return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
 
-    def frame_requested(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        address: FrameAddress,
-        *,
-        in_parts: bool = False,
-        use_decoded: bool = True,
-    ) -> None:
-        """Note that a frame is requested: this is the reader's place. `in_parts`: other nodes build other
-        rows of it; `use_decoded`: samples that are decoded already are not read again. Returns at once.
+    def frame_requested(self, frame: PlannedFrame) -> None:
+        """Note that a frame is requested: this is the reader's place. Returns at once.
 
         When the last window of an epoch is planned, the first one of the next epoch is, too.
         """
         try:
-            self._note_request(plan, snapshot, address, in_parts, use_decoded)
+            self._note_request(frame)
         except Exception:  # the builder reports what is wrong with the plan
             _log.exception("cannot read the batches of a plan ahead")
 
-    def _note_request(
-        self, plan: Plan, snapshot: Snapshot, address: FrameAddress, in_parts: bool, use_decoded: bool
-    ) -> None:
-        first = address.origin + address.step * address.batch
+    def _note_request(self, frame: PlannedFrame) -> None:
+        address, first = frame.address, frame.address.first_position
         self._drop_idle()
-        cursor = self._find(plan.hash, address.epoch, first)
+        cursor = self._find(address.plan, address.epoch, first)
         if cursor is None:
             start = max(address.origin, first - _IN_FLIGHT * address.batch)
-            cursor = self._begin(plan, snapshot, address.epoch, start, address.batch, in_parts)
+            cursor = self._begin(frame, address.epoch, start)
         now = self._clock.monotonic()
         cursor.pause = max(cursor.pause, now - cursor.used) if cursor.started else 0.0
-        cursor.used, cursor.started, cursor.in_parts = now, True, in_parts
+        cursor.used, cursor.started, cursor.in_parts = now, True, frame.in_parts
         cursor.furthest = max(cursor.furthest, first)
-        cursor.use_decoded &= use_decoded
+        cursor.use_decoded &= frame.use_decoded
         while cursor.windows and cursor.windows[0].end <= cursor.furthest - _BEHIND * cursor.batch:
             cursor.windows.popleft()
         self._extend(cursor)
-        if cursor.next >= cursor.order.n and self._find(plan.hash, address.epoch + 1, 0) is None:
-            later = self._begin(plan, snapshot, address.epoch + 1, 0, address.batch, in_parts)
+        if cursor.next >= cursor.order.n and self._find(address.plan, address.epoch + 1, 0) is None:
+            later = self._begin(frame, address.epoch + 1, 0)
             later.use_decoded = cursor.use_decoded
             self._extend(later)
 
     async def arrivals(self, address: FrameAddress) -> Arrivals:
         """Return the reads ahead that a frame's batch waits for, when the first bytes are there; none if none
         are to be made."""
-        first = address.origin + address.step * address.batch
+        first = address.first_position
         cursor = self._find(address.plan, address.epoch, first)
         if cursor is None:
             return Arrivals()
@@ -233,10 +223,9 @@ class ReadScheduler:
     def _find(self, plan: str, epoch: int, first: int) -> _Cursor | None:
         return next((each for each in self._cursors if each.covers(plan, epoch, first)), None)
 
-    def _begin(
-        self, plan: Plan, snapshot: Snapshot, epoch: int, first: int, batch: int, in_parts: bool
-    ) -> _Cursor:
-        """Begin at a position with a window that costs no more than the seeks of one batch would."""
+    def _begin(self, frame: PlannedFrame, epoch: int, first: int) -> _Cursor:
+        """Begin at a position of an epoch with a window that costs no more than the seeks of one batch would."""
+        plan, snapshot, batch, in_parts = frame.plan, frame.snapshot, frame.address.batch, frame.in_parts
         order, own = snapshot_order(plan.spec, snapshot, epoch), self._own.find(snapshot, in_parts=in_parts)
         size, now = first_size(order, batch * (own.fraction if own else 1)), self._clock.monotonic()
         cursor = _Cursor(

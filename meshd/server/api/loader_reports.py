@@ -43,7 +43,7 @@ def note_report(
     if received is not None:
         training_metrics.loader_epochs.labels(loader).set(_epochs(plan, received.epoch, received.position))
     if address is not None:
-        begin = address.origin + address.step * address.batch
+        begin = address.first_position
         requested = _epochs(plan, address.epoch, begin + address.batch)
         training_metrics.loader_requested.labels(loader).set(requested)
         if received is None:

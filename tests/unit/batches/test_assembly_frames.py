@@ -179,7 +179,7 @@ class HalfRead:
         self.work = DiskWork(1, paths, reads, self.window.finish)
         self.window.works.append(self.work)
 
-    def frame_requested(self, *_: object, **__: object) -> None: ...
+    def frame_requested(self, _: object) -> None: ...
 
     async def arrivals(self, _: FrameAddress) -> Arrivals:
         found = Arrivals([self.window], ManualClock())

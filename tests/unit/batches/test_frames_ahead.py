@@ -21,6 +21,8 @@ from tests.unit.batches.test_assembly_frames import SAMPLES, Bench, HalfRead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshd.batches.read_ahead.read_hints import PlannedFrame
+
 BATCH = 5
 STEPS = SAMPLES // BATCH
 
@@ -162,8 +164,8 @@ def test_the_readers_place_is_that_of_its_requests(bench: Bench, monkeypatch: py
         digest, reading = await reading_bench(bench, frames=2)
         requested = list[int]()
 
-        def note(_: object, __: object, address: FrameAddress, **___: object) -> None:
-            requested.append(address.step)
+        def note(frame: PlannedFrame) -> None:
+            requested.append(frame.address.step)
 
         monkeypatch.setattr(reading, "frame_requested", note)
         bench.renderer.rows = 0

@@ -10,6 +10,7 @@ import pytest
 
 from meshd.batches.read_ahead import scheduler as module
 from meshd.batches.read_ahead.extents import plan_reads
+from meshd.batches.read_ahead.read_hints import PlannedFrame
 from meshd.batches.read_ahead.scheduler import CONTENDED_IDLE_SECONDS, IDLE_SECONDS, ReadScheduler
 from meshd.batches.read_ahead.window_lookup import DiskReads
 from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, has_room
@@ -96,7 +97,7 @@ class World:
 
     def ask(self, step: int, epoch: int = 0) -> FrameAddress:
         address = FrameAddress(self.plan.hash, epoch, step, batch=BATCH)
-        self.scheduler.frame_requested(self.plan, self.snapshot, address)
+        self.scheduler.frame_requested(PlannedFrame(self.plan, self.snapshot, address))
         return address
 
     async def wait_until_read(self, address: FrameAddress) -> None:
@@ -420,7 +421,7 @@ def test_all_samples_are_read_ahead_for_a_job_that_does_not_use_the_decoded_ones
             HalfDecoded(),  # type: ignore[arg-type]
         )
         address = FrameAddress(world.plan.hash, 0, 0, batch=BATCH)
-        world.scheduler.frame_requested(world.plan, world.snapshot, address, use_decoded=False)
+        world.scheduler.frame_requested(PlannedFrame(world.plan, world.snapshot, address, kept_bytes=0))
         waiting = asyncio.create_task(world.wait_until_read(address))
         await settled()
         first = world.lookup.windows[0]
