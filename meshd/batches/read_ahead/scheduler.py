@@ -224,7 +224,7 @@ class ReadScheduler:
         return next((each for each in self._cursors if each.covers(plan, epoch, first)), None)
 
     def _begin(self, frame: PlannedFrame, epoch: int, first: int) -> _Cursor:
-        """Begin at a position of an epoch with a window that costs no more than the seeks of one batch would."""
+        """Begin at a position with a window that costs no more than the seeks of one batch would."""
         plan, snapshot, batch, in_parts = frame.plan, frame.snapshot, frame.address.batch, frame.in_parts
         order, own = snapshot_order(plan.spec, snapshot, epoch), self._own.find(snapshot, in_parts=in_parts)
         size, now = first_size(order, batch * (own.fraction if own else 1)), self._clock.monotonic()
