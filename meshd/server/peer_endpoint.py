@@ -30,7 +30,7 @@ from meshd.rpc.peer_rpc import (
     piece_header,
     registered_handlers,
 )
-from meshd.server.api.batches import send_frame, send_stream
+from meshd.server.api.batches import send_frames, send_stream
 from meshd.server.api.json_api import STATUS
 from meshd.server.http_route import HttpRoute
 from meshd.server.proxy.hops import stale_map_reply
@@ -196,7 +196,7 @@ class _TypedRoute:
                 return await stream_reply(request, pieces, self._now())
         response = await result
         if isinstance(response, Frame):
-            return await send_frame(request, response, self._now())
+            return await send_frames(request, [response], self._now())
         if isinstance(response, StreamBody):
             return await send_stream(request, response, self._now())
         return peer_reply(encode_message(response), self._now())

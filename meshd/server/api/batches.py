@@ -181,12 +181,12 @@ class BatchEndpoint:
                     self._api.location_headers(),
                 )
         frames = await self._tensors(request, caller_of(request, identity), address, query)
-        if len(frames) > 1:
-            return await send_frames(
-                request, frames, self._api.now(), self._api.location_headers(), self._frame_service
-            )
-        return await send_frame(
-            request, frames[0], self._api.now(), self._api.location_headers(), self._frame_service
+        return await self._send(request, frames)
+
+    async def _send(self, request: MeshRequest, frames: Sequence[Frame]) -> Reply:
+        """Send frames with the headers of this node; see `send_frames`."""
+        return await send_frames(
+            request, frames, self._api.now(), self._api.location_headers(), self._frame_service
         )
 
     async def _tensors(
@@ -214,12 +214,9 @@ class BatchEndpoint:
         digest, what = hash_path(request, "/-/plans/", 2)
         check_last_part(request, what, "rows")
         epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
-        frame = await self._batches.get_rows(
-            caller_of(request, identity), digest, epoch, await request.read()
-        )
-        return await send_frame(
-            request, frame, self._api.now(), self._api.location_headers(), self._frame_service
-        )
+        caller = caller_of(request, identity)
+        frame = await self._batches.get_rows(caller, digest, epoch, await request.read())
+        return await self._send(request, [frame])
 
     @operation("/-/gather", "Many ranges and objects in one stream", accepts="json", content="bytes")
     async def gather(self, request: MeshRequest, identity: Identity) -> Reply:
@@ -240,78 +237,50 @@ def _number(text: str, name: str) -> int:
     return int(text)
 
 
-async def send_frame(
-    request: MeshRequest,
-    frame: Frame,
-    now: int,
-    more: Sequence[Header] = (),
-    frame_service: LocalFrameService | None = None,
-) -> Reply:
-    """Send a finished frame from its memory, or the part that a `Range` header asks for, or a ticket to fetch
-    it locally; closes its handle. A range that covers nothing of it is answered by the whole."""
-    handed = _offered(request, (frame,), frame_service)
-    part = None if handed else _part_of(request, frame.size)
-    start, size = part or (0, frame.size)
-    headers = [
-        *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
-        ("x-mesh-rows", str(frame.rows)),
-        ("x-mesh-frame", frame.result),
-        ("Server-Timing", ServerTiming(frame.took, request.trace.elapsed()).to_header()),
-        *more,
-    ]
-    if handed is not None:
-        metrics.batch_rows_served.inc(frame.rows)
-        return Reply(200, [*headers, *handed], b"", now)
-    status = 200
-    if part is not None:
-        status = 206
-        headers.append(("Content-Range", f"bytes {start}-{start + size - 1}/{frame.size}"))
-    try:
-        with tracing.stage("send"):
-            spans = [Span(frame.fd, frame.offset + start, size)]
-            keep_alive = await send_spans(request, status, headers, spans, now)
-    finally:
-        frame.close()
-    if not start:  # the other parts are of the same rows
-        metrics.batch_rows_served.inc(frame.rows)
-    request.trace.sent += size
-    return StreamedReply(status, keep_alive=keep_alive)
-
-
 async def send_frames(
     request: MeshRequest,
     frames: Sequence[Frame],
     now: int,
-    more: Sequence[Header],
-    frame_service: LocalFrameService | None,
+    more: Sequence[Header] = (),
+    frame_service: LocalFrameService | None = None,
 ) -> Reply:
-    """Send the finished frames of consecutive steps, one after the other, or a ticket to fetch them locally;
-    closes their handles."""
+    """Send the finished frames of consecutive steps from their memory, one after the other, or a ticket to
+    fetch them locally; closes their handles. Of a single frame, send the part that a `Range` header asks for;
+    a range that covers nothing of it is answered by the whole."""
     handed = _offered(request, frames, frame_service)
-    size, rows = sum(frame.size for frame in frames), sum(frame.rows for frame in frames)
-    took = FrameTiming(sum(frame.took.fetch for frame in frames), sum(frame.took.prepare for frame in frames))
+    whole, rows = sum([frame.size for frame in frames]), sum([frame.rows for frame in frames])
+    part = _part_of(request, whole) if handed is None and len(frames) == 1 else None
+    start, size = part or (0, whole)
+    took = frames[0].took
+    if len(frames) > 1:
+        times = [frame.took for frame in frames]
+        took = FrameTiming(sum([each.fetch for each in times]), sum([each.prepare for each in times]))
+        more = [(FRAME_SIZES_HEADER, ",".join([str(frame.size) for frame in frames])), *more]
+        metrics.frame_series.inc()
     headers = [
         *entity_headers(tensor_frame.CONTENT_TYPE, 0 if handed else size),
         ("x-mesh-rows", str(rows)),
-        ("x-mesh-frame", ",".join(frame.result for frame in frames)),
-        (FRAME_SIZES_HEADER, ",".join(str(frame.size) for frame in frames)),
+        ("x-mesh-frame", ",".join([frame.result for frame in frames])),
         ("Server-Timing", ServerTiming(took, request.trace.elapsed()).to_header()),
         *more,
     ]
-    metrics.frame_series.inc()
     if handed is not None:
         metrics.batch_rows_served.inc(rows)
         return Reply(200, [*headers, *handed], b"", now)
+    spans, status = [Span(frame.fd, frame.offset, frame.size) for frame in frames], 200
+    if part is not None:
+        spans, status = [spans[0].sub_span(start, size)], 206
+        headers.append(("Content-Range", f"bytes {start}-{start + size - 1}/{whole}"))
     try:
         with tracing.stage("send"):
-            spans = [Span(frame.fd, frame.offset, frame.size) for frame in frames]
-            keep_alive = await send_spans(request, 200, headers, spans, now)
+            keep_alive = await send_spans(request, status, headers, spans, now)
     finally:
         for frame in frames:
             frame.close()
-    metrics.batch_rows_served.inc(rows)
+    if not start:  # the other parts are of the same rows
+        metrics.batch_rows_served.inc(rows)
     request.trace.sent += size
-    return StreamedReply(200, keep_alive=keep_alive)
+    return StreamedReply(status, keep_alive=keep_alive)
 
 
 def _offered(
