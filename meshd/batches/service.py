@@ -107,7 +107,7 @@ class BatchService:
         await self._check_objects(snapshot)
         plan = await self.compile_for(caller, snapshot, asked.spec)
         await self._catalog.add_plan(plan)
-        self._usable(plan.hash)
+        self._note_compiled(plan)
         notes = await self._notes(snapshot, plan.spec)
         if plan.spec.mix is None:
             note = await self._advisor.advise(snapshot, plan.spec.shuffle, asked.batch)
@@ -210,8 +210,10 @@ class BatchService:
 
     async def plan(self, caller: Caller, digest: str) -> Plan:
         """Return a plan that its caller may use and that this node can run. Raises BatchError."""
-        await self._require(caller, await self._catalog.plan(digest))
-        return await self.runnable_plan(digest)
+        plan = await self._catalog.plan(digest)
+        await self._require(caller, plan)
+        await self._require_runnable(plan)
+        return plan
 
     async def view_plan(self, digest: str) -> Plan:
         """Return the plan of a view: this node can run it and its buckets still exist. Raises BatchError.
@@ -221,27 +223,26 @@ class BatchService:
         plan = await self._catalog.plan(digest)
         if not await self._datasets.births.is_valid(plan.snapshot, plan.buckets):
             raise unknown_document(f"plans/{digest}")
-        return await self.runnable_plan(digest)
+        await self._require_runnable(plan)
+        return plan
 
-    async def runnable_plan(self, digest: str) -> Plan:
-        """Return a plan that this node can run, without authorizing the caller. Raises BatchError."""
-        plan = await self._catalog.plan(digest)
+    async def _require_runnable(self, plan: Plan) -> None:
+        """Require that this node can run a plan: compile it, unless it has. Raises BatchError."""
         try:
             self._assets.require(plan.spec)
         except PlanError as error:
             raise invalid_plan(error) from error
-        if digest not in self._compiled:
+        if plan.hash not in self._compiled:
             snapshot = await self._catalog.snapshot(plan.snapshot)
             await self.compile_pinned(
                 snapshot, plan.spec if plan.spec.pack is None else inner_spec(plan.spec)
             )
-            self._usable(digest)
-        return plan
+            self._note_compiled(plan)
 
-    def _usable(self, digest: str) -> None:
+    def _note_compiled(self, plan: Plan) -> None:
         if len(self._compiled) >= _COMPILED:
             self._compiled.clear()
-        self._compiled.add(digest)
+        self._compiled.add(plan.hash)
 
     async def get_frame(
         self, caller: Caller, address: Address, *, share: str = "", kept_bytes: int | None = None
@@ -255,9 +256,9 @@ class BatchService:
         if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
             return await self._cached_or_peer_frame(address)
         if share and isinstance(address, FrameAddress) and not self._objects.single_node:
-            met = await self._objects.frames.assigned_peer_frame(address)
-            if met is not None:
-                return met
+            frame = await self._objects.frames.assigned_peer_frame(address)
+            if frame is not None:
+                return frame
         return await self._frames.get_frame(address, kept_bytes)
 
     async def get_frames(
