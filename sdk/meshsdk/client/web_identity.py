@@ -1,17 +1,18 @@
 """Keys from a web identity: the token in a file is exchanged at the mesh's STS, and the keys are renewed.
 
 Law: the token's file is read for every exchange, since the kubelet replaces it. Keys are renewed well before
-they expire; while that fails they stay in use until then. Thread-safe; at most one exchange runs at a time.
+they expire, by a thread of its own: until then nobody waits for the STS. Thread-safe; at most one exchange
+runs at a time.
 Invariant: neither an error nor a `repr` shows a token or a secret.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from meshsdk.client.fork_safe_lock import ForkSafeLock
 from meshsdk.client.http_connection import Connection
 from meshsdk.client.settings import WEB_IDENTITY_VARIABLES, RenewableKeys
 from meshsdk.errors import AccessError, ConfigurationError, ConnectError, MeshError
@@ -51,23 +52,31 @@ class WebIdentityKeys(RenewableKeys):
         self._endpoints = (identity.endpoint,) if identity.endpoint else settings.endpoints
         self._exchanged = float("-inf")
         self._expires = self._renew_at = 0.0
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __repr__(self) -> str:
         return f"<WebIdentityKeys of {self._identity.role_arn}>"
 
     def current(self) -> Credential:
-        """Return the credential, exchanged or renewed if that is due. Raises ConnectError, AccessError,
-        ConfigurationError (the token's file)."""
-        if self._clock() >= self._renew_at:
-            with self._own_lock():
-                if self._clock() >= self._renew_at:
-                    self._renew()
+        """Return the credential: a new one if there is none that is valid. Starts its renewal if that is due.
+
+        Raises ConnectError, AccessError, ConfigurationError (the token's file).
+        """
+        now = self._clock()
+        if now >= self._expires:
+            with self._lock:
+                if self._clock() >= self._expires:
+                    self._exchange()
+        elif now >= self._renew_at and self._lock.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._renew, name="mesh-keys", daemon=True).start()
+            except RuntimeError:  # no more threads, or the interpreter exits
+                self._lock.release()
         return self._credential
 
     def replacement(self, refused: Credential | None) -> Credential | None:
         """Exchange the token again after a refusal; None if the keys are new already."""
-        with self._own_lock():
+        with self._lock:
             if refused is not None and self._credential == refused:
                 return None
             if self._clock() < self._exchanged + _FRESH:  # by another thread, for the same reason
@@ -83,20 +92,16 @@ class WebIdentityKeys(RenewableKeys):
         """Return why there are no newer keys."""
         return self._trouble
 
-    def _own_lock(self) -> threading.Lock:
-        """Return the lock; a forked process gets its own, because the parent's may be held forever."""
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-        return self._lock
-
     def _renew(self) -> None:
+        """Exchange the token; the caller has acquired the lock. After a failure the keys stay in use."""
         try:
-            self._exchange()
-        except MeshError:
-            now = self._clock()
-            if now >= self._expires:
-                raise
-            self._renew_at = now + _PAUSE
+            if self._clock() >= self._renew_at:
+                self._exchange()
+        except MeshError as error:
+            self._trouble = f"{error}"
+            self._renew_at = self._clock() + _PAUSE
+        finally:
+            self._lock.release()
 
     def _exchange(self) -> None:
         token = read_token(self._identity.token_file)
@@ -104,13 +109,14 @@ class WebIdentityKeys(RenewableKeys):
         answer = self._ask(form)
         now = self._exchanged = self._clock()
         try:
-            self._expires = datetime.fromisoformat(answer.expiration).timestamp()
+            expires = datetime.fromisoformat(answer.expiration).timestamp()
         except ValueError:
             raise ConnectError(
                 "the STS answered with an invalid expiration; check AWS_ENDPOINT_URL"
             ) from None
-        self._renew_at = self._expires - min(_EARLY, (self._expires - now) / 3)
         self._credential = Credential(answer.access_key, answer.secret_key, answer.session_token)
+        self._renew_at = expires - min(_EARLY, (expires - now) / 3)
+        self._expires = expires  # last: other threads then use the credential without the lock
         self._trouble = ""
 
     def _ask(self, form: bytes) -> AssumedRole:

@@ -44,11 +44,14 @@ class Sts:
         self.now, self.lifetime = NOW, 3600.0
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         self.failure: MeshError | None = None
+        self.gate = threading.Event()
+        self.gate.set()
 
     def clock(self) -> float:
         return self.now
 
     def exchange_at(self, endpoint: Endpoint, form: bytes, _: float) -> AssumedRole:
+        self.gate.wait(20)
         self.asked.append((str(endpoint), parse_qs(form.decode())))
         if self.failure is not None:
             raise self.failure
@@ -81,6 +84,19 @@ def keys(env: dict[str, str], sts: Sts) -> WebIdentityKeys:
     found = keys_of(load_settings(env=env), sts.clock)
     assert isinstance(found, WebIdentityKeys)
     return found
+
+
+def await_renewal() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "mesh-keys":
+            thread.join(20)
+
+
+def renewed(found: WebIdentityKeys) -> str:
+    """The access key after the renewal that its use has started, if it is due."""
+    found.current()
+    await_renewal()
+    return found.current().access_key
 
 
 def test_the_environment_names_a_role(env: dict[str, str], sts: Sts) -> None:
@@ -132,15 +148,30 @@ def test_keys_are_renewed_in_time_with_the_token_of_that_time(
     assert found.current().access_key == "MSTS1"
     (tmp_path / "token").write_text("second")
     sts.now += 101
-    assert found.current().access_key == "MSTS2"
+    assert renewed(found) == "MSTS2"
     assert sts.tokens == ["first", "second"]
     sts.lifetime = 900.0
     sts.now += 3001
-    found.current()
+    renewed(found)
     sts.now += 599
     assert found.current().access_key == "MSTS3"
     sts.now += 2
-    assert found.current().access_key == "MSTS4"
+    assert renewed(found) == "MSTS4"
+
+
+def test_no_thread_waits_for_the_sts_while_the_keys_are_valid(env: dict[str, str], sts: Sts) -> None:
+    found = keys(env, sts)
+    found.current()
+    sts.now += 3100
+    sts.gate.clear()
+    try:
+        for _ in range(3):
+            assert found.current().access_key == "MSTS1"
+    finally:
+        sts.gate.set()
+    await_renewal()
+    assert found.current().access_key == "MSTS2"
+    assert len(sts.asked) == 2
 
 
 def test_old_keys_are_used_while_renewing_fails(env: dict[str, str], sts: Sts) -> None:
@@ -148,11 +179,12 @@ def test_old_keys_are_used_while_renewing_fails(env: dict[str, str], sts: Sts) -
     found.current()
     sts.failure = ConnectError("it is down")
     sts.now += 3100
-    assert found.current().access_key == "MSTS1"
+    assert renewed(found) == "MSTS1"
     asked = len(sts.asked)
     assert asked == 3, "one try at each endpoint"
-    assert found.current().access_key == "MSTS1"
+    assert renewed(found) == "MSTS1"
     assert len(sts.asked) == asked, "not again at once"
+    assert "it is down" in found.expiry_hint()
     sts.now += 500
     with pytest.raises(ConnectError):
         found.current()
