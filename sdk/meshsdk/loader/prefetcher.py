@@ -5,6 +5,7 @@ Invariant: after `close` no thread or socket remains; an abandoned prefetcher cl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -32,8 +33,9 @@ def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
     reader.waker.wake()
     reader.flights.abort()
     try:
-        if thread is not threading.current_thread():  # collection may run on the prefetch thread itself
-            thread.join()
+        with contextlib.suppress(RuntimeError):  # a thread that an interrupt kept from its start
+            if thread is not threading.current_thread():  # collection may run on the prefetch thread itself
+                thread.join()
     finally:  # also after an interrupt: the consumer may be another thread, which waits
         reader.waker.close()
         reader.out.put(ClosedError("this iteration is closed: iterate over the loader again"))
@@ -49,9 +51,13 @@ class Prefetcher:
         arena.on_return = reader.memory.slot_returned
         # The thread references the worker, not this object, so an abandoned prefetcher is collected.
         self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
-        self._thread.start()
         self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
         self._finalizer.atexit = False  # at exit its epoch iterator closes it
+        try:
+            self._thread.start()
+        except BaseException:  # also an interrupt, while this thread waits for the other one to begin
+            self.close()
+            raise
 
     def next_frame(self) -> Frame:
         """Return the next frame, waiting for it. Raises the MeshError with which its step failed."""

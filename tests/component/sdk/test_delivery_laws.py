@@ -23,7 +23,7 @@ import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.client.http_connection import Connection
 from tests.component.sdk import test_sdk_scripted
-from tests.component.sdk.test_sdk_scripted import ORDER, labels, loader, sockets, threads
+from tests.component.sdk.test_sdk_scripted import ORDER, SAMPLES, labels, loader, sockets, threads
 from tests.support.bounded_wait import await_end, await_true
 from tests.support.shared_memory import await_no_more, segments
 
@@ -330,3 +330,28 @@ def test_the_interpreter_ends_with_an_iterator_open(server: ScriptedMesh) -> Non
     assert [psutil.pid_exists(int(pid)) for pid in out.split()] == [False]
     await_no_more(shared)
     assert sockets(server) == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_while_the_prefetch_thread_starts_ends_it(
+    server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    start = threading.Thread.start
+    readers = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "mesh-reader":
+            start(thread)
+            return
+        readers.append(thread)
+        if begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    with loader(server) as one:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(one))
+        monkeypatch.undo()
+        assert [thread for thread in readers if thread.is_alive()] == []
+        assert len(labels(one)) == SAMPLES
