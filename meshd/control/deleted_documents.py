@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from meshd.control.cached_topic import CachedTopic
-from meshd.control.control_api import ABSENT, VersionConflictError
+from meshd.control.control_api import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -104,24 +104,11 @@ class DeletedDocumentTable:
         return bool(places)
 
     async def _remove_name(self, name: str, key: str) -> None:
-        while True:
-            version = self._documents.version(
-                name
-            )  # read before the value: an outdated version only causes a conflict
-            removal = self._documents.current().get(name)
-            if removal is None or key not in removal.keys:
-                return
-            left = tuple(other for other in removal.keys if other != key)
-            try:
-                if left:
-                    await self._documents.put(
-                        name, msgspec.structs.replace(removal, keys=left), expect=version
-                    )
-                else:
-                    await self._documents.delete(name, expect=version)
-            except VersionConflictError:
-                continue
-            return
+        def without(removal: Deletion | None) -> Deletion | None:
+            left = () if removal is None else tuple(other for other in removal.keys if other != key)
+            return msgspec.structs.replace(removal, keys=left) if removal is not None and left else None
+
+        await self._documents.update(name, without)
 
     async def prune(self, before_ms: int) -> int:
         """Drops entries made before `before_ms`; returns how many names."""

@@ -54,7 +54,8 @@ class _DocumentSummary:
 class DocumentAdmin:
     """Lists, shows and removes documents for callers. One per worker. `references`: everything that names
     documents, each with its text; `days`: see DocumentCollector; `recorded`: whether a snapshot was
-    registered for the buckets that now have these names."""
+    registered for the buckets that now have these names; `announce`: returns when the other nodes know what
+    this process knows."""
 
     def __init__(
         self,
@@ -67,10 +68,12 @@ class DocumentAdmin:
         clock: Clock,
         days: int,
         recorded: Callable[[str, tuple[str, ...]], Awaitable[bool]],
+        announce: Callable[[], Awaitable[None]],
     ) -> None:
         self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
         self._access, self._list_references = access, references
         self._clock, self._days, self._recorded = clock, days, recorded
+        self._announce = announce
 
     async def list_documents(self, caller: Caller, kind: Kind, after: str, limit: int) -> dict[str, Any]:
         """Returns a page of the documents that the caller may see, in order of their hashes."""
@@ -123,6 +126,7 @@ class DocumentAdmin:
             await self._deleted.add([key], self._clock.now_ms(), "asked", by=caller.identity.user_id)
         except ControlError as error:
             raise busy(f"the document cannot be removed now: {error}") from error
+        await self._announce()  # else a node that has not heard of it would take the document for present
         return {"removed": digest, "kind": kind[:-1], "silent": list(seen.silent)}
 
     def _check_unused(self, kind: Kind, digest: str, held: DocumentUsage | None, *, force: bool) -> None:

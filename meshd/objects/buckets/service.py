@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from meshd.auth.acls import stored_bucket_acl
 from meshd.control.buckets import Bucket, BucketExistsError
+from meshd.control.deleted_documents import TOPIC as DELETED_DOCUMENTS
 from meshd.core.api_errors import store_errors
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
@@ -74,12 +75,12 @@ DROP_UPLOADS: Final = PeerCall(
 )
 """Sends the name of a deleted bucket; the node drops its uploads."""
 _POLL_S: Final = 0.002
-_TOPICS: Final = ("buckets", "access", "roles")
+_TOPICS: Final = ("buckets", "access", "roles", DELETED_DOCUMENTS)
 
 
 class ChangeBroadcast:
-    """Tells the other nodes about changes of buckets. One instance per process. `workers`: the processes of a
-    node that answer requests, each with its own copy of the table."""
+    """Tells the other nodes about changes of buckets, and about deleted documents. One instance per
+    process. `workers`: the processes of a node that answer requests, each with its own copy of the table."""
 
     def __init__(self, control: ControlStore, mesh: ClusterView, peers: PeerClient, workers: int) -> None:
         self._control, self._mesh, self._peers, self._workers = control, mesh, peers, workers
@@ -88,8 +89,8 @@ class ChangeBroadcast:
         return f"<ChangeBroadcast of {self._mesh.node_id}>"
 
     async def broadcast(self) -> None:
-        """Return when every node that answers has reached this node's revisions of buckets, roles and access
-        keys."""
+        """Return when every node that answers has reached this node's revisions of buckets, roles, access
+        keys and deleted documents."""
         if self._mesh.single_node:
             return
         known = {topic: self._control.revision(topic) for topic in _TOPICS}

@@ -105,7 +105,9 @@ def _copy_counts(node: NodeContext) -> ReplicationFactors:
     return ReplicationFactors(node.buckets, node.mesh, maps, node.clock, settings.region)
 
 
-def _document_admin(node: NodeContext, access: Authorizer, data: DataServices) -> DocumentAdmin:
+def _document_admin(
+    node: NodeContext, access: Authorizer, data: DataServices, announce: Callable[[], Awaitable[None]]
+) -> DocumentAdmin:
     return DocumentAdmin(
         node.store,
         data.catalog,
@@ -116,6 +118,7 @@ def _document_admin(node: NodeContext, access: Authorizer, data: DataServices) -
         node.clock,
         node.settings.keep_documents_days,
         data.datasets.births.is_recorded,
+        announce,
     )
 
 
@@ -128,8 +131,8 @@ def native_routes(
     frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
     """Return the routes of the native protocol. `announce`: returns when the other nodes know the buckets
-    that this process knows; `manager`: the cache manager of a daemon; `frame_service`: the service with which
-    a worker hands frames over locally."""
+    and deleted documents that this process knows; `manager`: the cache manager of a daemon; `frame_service`:
+    the service with which a worker hands frames over locally."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
@@ -148,7 +151,7 @@ def native_routes(
         *BackedBucketEndpoint(
             _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), announce, api
         ).routes(),
-        *DocumentEndpoint(_document_admin(node, access, data), api).routes(),
+        *DocumentEndpoint(_document_admin(node, access, data, announce), api).routes(),
     ]
     if node.cache_store is not None and manager is not None:  # tests may run without one
         room = node.settings.cache_bytes
