@@ -14,6 +14,7 @@ from awscrt.checksums import crc32c
 
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import ReadFailure
+from meshd.util.async_tasks import cancel_and_discard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,11 +50,7 @@ class RemotePrefetcher:
     async def __aexit__(self, *_: object) -> None:
         ahead, self._ahead = self._ahead, None
         self._release()
-        if ahead is not None:
-            ahead.cancel()
-            await asyncio.wait([ahead])
-            if not ahead.cancelled() and ahead.exception() is None:
-                ahead.result()[0].close()
+        await cancel_and_discard(ahead, lambda unused: unused[0].close())
 
     async def fill_range(self, number: int, offset: int, view: memoryview) -> bool:
         """Copy the piece of blob `number` at `offset` into `view`. Returns False if it cannot be read."""

@@ -5,7 +5,8 @@ Law: every background task belongs to a group that logs its failure and cancels 
 for the others; it is cancelled when its last caller leaves. `GroupFlights` does so for computations that
 have the results of several keys. `LongRunningCalls` runs at most one call per
 key; a caller that stops waiting does not cancel it, and the last few results are kept for callers that
-come back. `finish_before_cancel` lets what cannot be taken back end before its caller does.
+come back. `finish_before_cancel` lets what cannot be taken back end before its caller does;
+`cancel_and_discard` ends work that was begun ahead and is not needed.
 `CooperativeYield` yields by elapsed time, not by count, because users control what one item
 costs. Loops that wait for the next tick wake their process together. `poll_in_thread` asks a condition
 that may block without waking the event loop until it is true.
@@ -236,6 +237,16 @@ async def finish_before_cancel(
             if not task.done():
                 _log.warning("work continues after its caller has ended", extra={"seconds": patience})
         raise
+
+
+async def cancel_and_discard(task: asyncio.Task[R] | None, discard: Callable[[R], object]) -> None:
+    """Cancels a task that has begun ahead; passes its result to `discard`, if it has one."""
+    if task is None:
+        return
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        discard(task.result())
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

@@ -31,6 +31,7 @@ from meshd.transform.decoded_cache.messages import KEPT, REFUSED, STORED, UNSTOR
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork, program_digest
+from meshd.util.async_tasks import cancel_and_discard
 from meshd.util.byte_rate import RateLimiter
 from meshwire.plan.epoch_order import snapshot_order
 
@@ -201,11 +202,7 @@ class WarmUpTask:
         finally:
             if window is not None:
                 window.pinned.close()
-            if ahead is not None:
-                ahead.cancel()
-                await asyncio.wait([ahead])
-                if not ahead.cancelled() and ahead.exception() is None:
-                    ahead.result().pinned.close()
+            await cancel_and_discard(ahead, lambda unused: unused.pinned.close())
 
     async def _begin(self, decoded: DecodedCache, scope: _Scope, numbers: Integers) -> _Window:
         """Count the samples of a window that need nothing, and prepare the others."""
