@@ -274,7 +274,7 @@ class Assembler:
             part = rows.part_rows(places)
             context = self._early if early else self._context
             builder = FrameBuilder(
-                context, plan, snapshot, whole.epoch, part, metadata, None, kept_bytes, arrivals
+                context, plan, snapshot, whole.epoch, part, metadata, kept_bytes=kept_bytes, arrivals=arrivals
             )
             frame = await builder.build_part(own)
         self._cache.put(address, frame)
@@ -304,7 +304,15 @@ class Assembler:
             whole = None if ahead is None else real_rows(ahead, plan, 0, 1)
             context, metadata = self._early if early else self._context, metadata_of(address)
             builder = FrameBuilder(
-                context, plan, snapshot, address.epoch, rows, metadata, whole, kept_bytes, arrivals
+                context,
+                plan,
+                snapshot,
+                address.epoch,
+                rows,
+                metadata,
+                whole=whole,
+                kept_bytes=kept_bytes,
+                arrivals=arrivals,
             )
             frame = await builder.build()
         if isinstance(address, FrameAddress):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from meshd.telemetry import tracing
 from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
+from meshd.util.async_tasks import cancel_and_discard
 from meshd.util.tenant_limits import current_tenant
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -72,28 +73,16 @@ class BuildContext:
     remote: PeerSource = SINGLE_NODE
     memory: MemoryAccount = field(default_factory=MemoryAccount)
 
+    def pin(self, snapshot: Snapshot) -> PinnedObjects:
+        """Return the objects of a snapshot, to be looked up for one frame or a part of it."""
+        return PinnedObjects(self.store, snapshot, self.archives, self.remote, self.memory)
 
-@dataclass(slots=True)
-class _Work:
+
+class _Located(NamedTuple):
     """Rows that can be rendered until `pinned` is closed."""
 
     rows: list[RowWork]
     pinned: PinnedObjects
-
-    def close(self) -> None:
-        self.pinned.close()
-
-
-async def _drop(ahead: asyncio.Task[_Work] | None, work: _Work | None) -> None:
-    """Cancel and close the work on rows that will not be rendered."""
-    if work is not None:
-        work.close()
-    if ahead is None:
-        return
-    ahead.cancel()
-    await asyncio.wait([ahead])
-    if not ahead.cancelled() and ahead.exception() is None:
-        ahead.result().close()
 
 
 class FrameBuilder:
@@ -111,6 +100,7 @@ class FrameBuilder:
         epoch: int,
         rows: Rows,
         metadata: Mapping[str, str],
+        *,
         whole: int | None = None,
         kept_bytes: int | None = None,
         arrivals: Arrivals | None = None,
@@ -124,7 +114,7 @@ class FrameBuilder:
         self._clock = asyncio.get_running_loop().time
         self._fetch = self._prepare = 0.0
         self._buffer = FrameBuffer(plan, snapshot, rows, metadata, context.memory)
-        self._stored = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None)
+        self._copied_fields = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None)
 
     def __repr__(self) -> str:
         return f"<FrameBuilder {self._plan.hash[:12]} epoch {self._epoch}, {len(self._buffer.rows)} rows>"
@@ -162,13 +152,13 @@ class FrameBuilder:
 
     async def _copy_columns(self, count: int) -> Sequence[int]:
         """Copy the rows that need no rendering; return the others."""
-        if self._stored is None or count < FEWEST_ROWS:
+        if self._copied_fields is None or count < FEWEST_ROWS:
             return range(count)
-        context, rows = self._context, self._buffer.rows
-        places = RowPlaces(self._snapshot, self._stored)
+        rows = self._buffer.rows
+        places = RowPlaces(self._snapshot, self._copied_fields)
         if places.whole_objects and places.row_bytes(rows.samples) > SMALL_BYTES:
             return range(count)
-        pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
+        pinned = self._context.pin(self._snapshot)
         await self._arrivals.until_read()
         began = self._clock()
         await pinned.look_up_rows(rows.samples)
@@ -176,7 +166,7 @@ class FrameBuilder:
         self._fetch += self._clock() - began
         if not copies.work:
             return range(count)
-        failures = await self._render_work(_Work(copies.work, pinned))
+        failures = await self._render_rows(copies.work)
         again = {failure.row for failure in failures}
         left = copies.rest
         for work in copies.work:
@@ -208,20 +198,22 @@ class FrameBuilder:
     async def _render_once(self, rows: Sequence[int]) -> list[Failure]:
         """Render one portion at a time, while the bytes of the next are fetched from other nodes."""
         failures: list[Failure] = []
-        ahead: asyncio.Task[_Work] | None = None
-        work: _Work | None = None
+        ahead: asyncio.Task[_Located] | None = None
+        located: _Located | None = None
         try:
             for portion in [*self._portions(rows), ()]:
-                ahead = asyncio.create_task(self._resolved(portion)) if portion else None
-                if work is not None:
-                    async for group in self._arrivals.groups(work.rows):
-                        failures += await self._render_work(_Work(list(group), work.pinned))
-                    work.close()
+                ahead = asyncio.create_task(self._locate(portion)) if portion else None
+                if located is not None:
+                    async for group in self._arrivals.groups(located.rows):
+                        failures += await self._render_rows(group)
+                    located.pinned.close()
                 began = self._clock()
-                work = None if ahead is None else await ahead
+                located = None if ahead is None else await ahead
                 self._fetch += self._clock() - began
         finally:
-            await _drop(ahead, work)
+            if located is not None:
+                located.pinned.close()
+            await cancel_and_discard(ahead, lambda unused: unused.pinned.close())
         return sorted(failures, key=lambda failure: failure.row)
 
     def _portions(self, rows: Sequence[int]) -> list[Sequence[int]]:
@@ -234,14 +226,10 @@ class FrameBuilder:
         cuts = np.flatnonzero(np.diff(shares, prepend=shares[0])).tolist()
         return [rows[start:end] for start, end in itertools.pairwise([0, *cuts, len(rows)]) if end > start]
 
-    async def _resolved(self, rows: Sequence[int]) -> _Work:
+    async def _locate(self, rows: Sequence[int]) -> _Located:
         """Look up the locations of the bytes of these rows. Raises BatchError SnapshotChanged, Busy."""
-        draft, context = self._buffer, self._context
-        pinned = PinnedObjects(
-            context.store, self._snapshot, context.archives, context.remote, context.memory
-        )
-        samples, positions = draft.rows.samples.tolist(), draft.rows.positions.tolist()
-        work = _Work([], pinned)
+        pinned, work = self._context.pin(self._snapshot), list[RowWork]()
+        samples, positions = self._buffer.rows.samples.tolist(), self._buffer.rows.positions.tolist()
         try:
             with tracing.stage("locate"):
                 for start in range(0, len(rows), _AT_A_TIME):
@@ -251,7 +239,7 @@ class FrameBuilder:
                     await pinned.prepare([*wanted, *paired.values()])
                     sources = pinned.sample_sources(wanted)
                     others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
-                    work.rows += [
+                    work += [
                         RowWork(
                             row,
                             positions[row],
@@ -264,32 +252,32 @@ class FrameBuilder:
                     ]
                     await asyncio.sleep(0)  # give other frames a turn
         except BaseException:
-            work.close()
+            pinned.close()
             raise
-        return work
+        return _Located(work, pinned)
 
-    async def _render_work(self, work: _Work) -> Sequence[Failure]:
-        draft, began = self._buffer, self._clock()
-        copied = bool(work.rows) and work.rows[0].block is not None
+    async def _render_rows(self, work: Sequence[RowWork]) -> Sequence[Failure]:
+        buffer, began = self._buffer, self._clock()
+        copied = bool(work) and work[0].block is not None
         rendered = await self._context.renderer.render(
             self._plan.hash,
             self._plan.program_text,
             self._epoch,
-            work.rows,
-            frame_fd=draft.frame.fd,
-            frame_bytes=draft.frame.size,
-            targets=draft.targets,
+            work,
+            frame_fd=buffer.frame.fd,
+            frame_bytes=buffer.frame.size,
+            targets=buffer.targets,
             assets=asset_places(self._context.store, self._plan.assets),
             account=current_tenant(),
             samples=None if copied else self._sample_set,
         )
-        count = sum(1 if row.block is None else row.block.count for row in work.rows)
+        count = sum(1 if row.block is None else row.block.count for row in work)
         record_rendering(self._plan.hash, count, rendered.cpu, rendered.reading)
         took = self._clock() - began
         reading = took * rendered.reading / rendered.seconds if rendered.seconds else 0.0
         self._fetch += reading
         self._prepare += took - reading
-        (draft.add_copied if copied else draft.add_rendered)(rendered)
+        (buffer.add_copied if copied else buffer.add_rendered)(rendered)
         return rendered.failures
 
     def _paired(self, rows: Sequence[int]) -> dict[int, int]:
@@ -342,7 +330,7 @@ class FrameBuilder:
             row: KeyedRandom(self._plan.spec.seed, self._epoch, int(rows.positions[row]), PROBE_STREAM)
             for row in left
         }
-        whole = {row: self._kin(int(rows.samples[row])) for row in left}
+        whole = {row: self._substitutes_for(int(rows.samples[row])) for row in left}
         self._mark(list(left), Status.SUBSTITUTED)
         for _ in range(PROBES):
             for row in left:
@@ -358,7 +346,7 @@ class FrameBuilder:
         failure = next(iter(left.values()))
         raise self._bad(failure, f" (and {PROBES} substitutes drawn for it are bad, too)")
 
-    def _kin(self, sample: int) -> tuple[int, int]:
+    def _substitutes_for(self, sample: int) -> tuple[int, int]:
         """Return the range of samples that may substitute for a sample: all, or its part of a mix."""
         if self._plan.spec.mix is None:
             return 0, self._snapshot.samples

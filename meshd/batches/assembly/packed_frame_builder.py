@@ -25,7 +25,6 @@ from meshd.batches.assembly.packed_rows import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
 from meshd.core.frame_address import RowsAddress
 from meshd.core.memory_frames import make_block
-from meshd.core.sample_locations import PinnedObjects
 from meshd.util.async_tasks import CooperativeYield
 from meshwire.http_values.mesh_headers import FrameTiming
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
     from meshd.core.memory_frames import MemoryAccount, MemoryFrame, SharedFrame
     from meshd.core.plan_record import Plan
+    from meshd.core.sample_locations import PinnedObjects
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.frame.tensor_frame import FrameLayout
     from meshwire.plan.sequence_packing import PieceColumns
@@ -99,7 +99,7 @@ class PackedFrameBuilder:
         context, pack = self._context, packing.plan.spec.pack
         assert pack is not None
         began = asyncio.get_running_loop().time()
-        pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
+        pinned = context.pin(snapshot)
         try:
             columns = packing.table.piece_columns(packing.rows.samples)
             await pinned.look_up(columns[1])
@@ -155,7 +155,7 @@ class PackedFrameBuilder:
         dtypes, began = direct_dtypes(within, first.plan.spec.pack.fields), clock()
         if dtypes is None:
             return None
-        pinned = PinnedObjects(context.store, snapshot, context.archives, context.remote, context.memory)
+        pinned = context.pin(snapshot)
         try:
             columns = first.table.piece_columns(np.concatenate([each.rows.samples for each in packings]))
             await pinned.look_up(columns[1])
@@ -211,7 +211,7 @@ class _Build:
         """Return the frame. Raises UnreadableChunkError, BatchError."""
         clock = asyncio.get_running_loop().time
         stored = np.isin(self._chunks, list(self.found))
-        self._check_unchanged(self._samples[stored])
+        self._context.pin(self._snapshot).check_unchanged(self._samples[stored])
         rendered, took = await self._rendered(self._samples[~stored])
         sources: dict[int, PieceSource] = dict.fromkeys(self._samples.tolist(), rendered) if rendered else {}
         for sample, chunk in zip(self._samples[stored].tolist(), self._chunks[stored].tolist(), strict=True):
@@ -222,11 +222,6 @@ class _Build:
         )
         made.took = FrameTiming(took.fetch + clock() - began, took.prepare)
         return made
-
-    def _check_unchanged(self, samples: npt.NDArray[np.int64]) -> None:
-        context = self._context
-        pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
-        pinned.check_unchanged(samples)
 
     async def _rendered(self, samples: npt.NDArray[np.int64]) -> tuple[RenderedSamples | None, FrameTiming]:
         if not samples.size:

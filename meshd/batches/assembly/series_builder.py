@@ -30,7 +30,6 @@ from meshd.batches.assembly.column_copies import (
 from meshd.batches.assembly.frame_buffer import POSITION, STATUS, fixed_specs, metadata_of, ragged_specs
 from meshd.core.document_store import asset_places
 from meshd.core.memory_frames import make_block
-from meshd.core.sample_locations import PinnedObjects
 from meshd.telemetry import tracing
 from meshd.telemetry.training_metrics import record_rendering
 from meshd.util.tenant_limits import current_tenant
@@ -97,7 +96,7 @@ class SeriesBuilder:
             if places.row_bytes(samples) > SMALL_BYTES:
                 return None
             context = self._context
-            pinned = PinnedObjects(context.store, self._snapshot, context.archives, context.remote)
+            pinned = context.pin(self._snapshot)
             await pinned.look_up_objects(places.object_numbers(samples))
             firsts = frames_of_blocks([len(rows) for rows in self._rows])
             ends = np.cumsum([len(rows) for rows in self._rows])[[end - 1 for end in firsts[1:]]].tolist()
