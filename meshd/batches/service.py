@@ -116,7 +116,7 @@ class BatchService:
 
     async def _notes(self, snapshot: Snapshot, spec: PlanSpec) -> list[str]:
         """Return the notes on a compiled plan. Raises BatchError if the first sample cannot be read."""
-        pinned = self._pinned(snapshot)
+        pinned = self.pin(snapshot)
         try:
             if any(op.op == "decode" for op in spec.ops):
                 await pinned.prepare([0])
@@ -150,7 +150,7 @@ class BatchService:
 
     async def compile_pinned(self, snapshot: Snapshot, spec: PlanSpec) -> Plan:
         """Compile a plan whose op versions, arguments and assets are pinned. Raises BatchError."""
-        pinned, loop = self._pinned(snapshot), asyncio.get_running_loop()
+        pinned, loop = self.pin(snapshot), asyncio.get_running_loop()
 
         def first(field: str) -> bytes:
             # Not fetched unless the spec lacks something: of another node, it may wait for reads of a window.
@@ -166,7 +166,8 @@ class BatchService:
         finally:
             pinned.close()
 
-    def _pinned(self, snapshot: Snapshot) -> PinnedObjects:
+    def pin(self, snapshot: Snapshot) -> PinnedObjects:
+        """Return the objects of a snapshot, to be looked up for one request."""
         return PinnedObjects(self._store, snapshot, self._archives, self._objects)
 
     async def _check_objects(self, snapshot: Snapshot) -> None:
@@ -176,7 +177,7 @@ class BatchService:
         """
         if self._datasets.is_as_listed(snapshot):
             return
-        pinned = self._pinned(snapshot)
+        pinned = self.pin(snapshot)
         count = len(snapshot.objects)
         stride = max(1, count // _CHECKED_OBJECTS)
         if not self._objects.single_node:
@@ -355,7 +356,7 @@ class BatchService:
         piece = slice_of(plan, address)
         order = snapshot_order(plan.spec, snapshot, address.epoch)
         samples = order.samples_at(piece.positions)
-        pinned = self._pinned(snapshot)
+        pinned = self.pin(snapshot)
         await pinned.look_up(samples.tolist())
         return snapshot, piece, await sample_blobs(snapshot, pinned, samples, piece.pad)
 

@@ -11,7 +11,7 @@ from meshd.auth.identities.sts_sessions import SessionRevocation
 from meshd.auth.identities.users import IdentityAdmin
 from meshd.batches.gather import GatherService
 from meshd.batches.op_trials import OpTrials
-from meshd.batches.row_draws import RowDraws, RowSources
+from meshd.batches.row_descriptions import RowDescriptions
 from meshd.batches.warm_up.node_task import WarmUpHandlers
 from meshd.cluster.scatter_gather import ActivityService, AuditTrail
 from meshd.control.cluster_map_store import ClusterMapStore
@@ -136,13 +136,12 @@ def native_routes(
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
-    draws = RowDraws(data.batches, data.catalog, node.store, node.archives, node.objects)
     tables = TablePreviews(data.dataset_access, node.objects)
     api = JsonApi(node.clock, node.mesh, frame_service)
     routes = [
         *DatasetEndpoint(data.datasets, tables, data.read_costs, data.orders, api).routes(),
         *BatchEndpoint(
-            data.batches, gathers, RowSources(data.batches, data.catalog), draws, api, frame_service
+            data.batches, gathers, RowDescriptions(data.batches, data.catalog), api, frame_service
         ).routes(),
         *ViewEndpoint(definitions, api).routes(),
         *JobEndpoint(job_service(node, access), api).routes(),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Caller, Identity
     from meshd.batches.gather import GatherService
-    from meshd.batches.row_draws import RowDraws, RowSources
+    from meshd.batches.row_descriptions import RowDescriptions
     from meshd.batches.sample_responses import StreamBody
     from meshd.batches.service import BatchService
     from meshd.core.frame_address import Frame
@@ -84,14 +84,12 @@ class BatchEndpoint:
         self,
         batches: BatchService,
         gathers: GatherService,
-        row_sources: RowSources,
-        row_draws: RowDraws,
+        rows: RowDescriptions,
         api: JsonApi,
         frame_service: LocalFrameService | None = None,
     ) -> None:
         self._batches, self._gathers, self._api = batches, gathers, api
-        self._row_sources, self._row_draws = row_sources, row_draws
-        self._frame_service = frame_service
+        self._rows, self._frame_service = rows, frame_service
         self._streams = Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
@@ -156,9 +154,10 @@ class BatchEndpoint:
         if parts[3] == "draws":
             query = parse_query(request, (*_NUMBERS, "row"))
             row = _number(query.get("row", "0"), "row")
-            return self._api.reply_json(await self._row_draws.describe(caller, _address(parts, query), row))
+            address = _address(parts, query)
+            return self._api.reply_json(await self._rows.describe_draws(caller, address, row))
         address = _address(parts, parse_query(request, tuple(_NUMBERS)))
-        return self._api.reply_json(await self._row_sources.describe(caller, address))
+        return self._api.reply_json(await self._rows.describe_sources(caller, address))
 
     async def _get_frame(self, request: MeshRequest, identity: Identity, parts: tuple[str, ...]) -> Reply:
         query = parse_query(request, _QUERY)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meshd.batches.row_draws import describe_row
+from meshd.batches.row_descriptions import describe_row
 from meshd.transform.compiler import compile_program
 from meshwire.plan.plan_spec import parse_spec
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshd.batches.assembly.frame_rows import slice_of
 from meshd.core.api_errors import BatchError, busy
-from meshd.core.sample_locations import PinnedObjects, bytes_columns
+from meshd.core.sample_locations import bytes_columns
 from meshd.transform import registry
 from meshd.transform.errors import BadSampleError
 from meshd.transform.image_annotations import MovesPixels
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from meshd.batches.service import BatchService
     from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import FrameAddress
-    from meshd.datasets.archives.archive_service import ArchiveService
-    from meshd.peer_reads.remote_objects import RemoteObjects
-    from meshd.store.api import ObjectStore
+    from meshd.core.plan_record import Plan
     from meshd.transform.image_annotations import Motion
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
@@ -49,28 +47,24 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 4096
 """Rows of one description."""
+_HEAD: Final = 1 << 20
+"""Bytes of a source in which the header of an image is looked for."""
 
 
-class RowSources:
+class RowDescriptions:
     """Describes the rows of batches. One per worker."""
 
     def __init__(self, batches: BatchService, catalog: DocumentStore) -> None:
         self._batches, self._catalog = batches, catalog
 
-    async def describe(self, caller: Caller, address: FrameAddress) -> dict[str, Any]:
+    async def describe_sources(self, caller: Caller, address: FrameAddress) -> dict[str, Any]:
         """Return `steps` of the epoch and `rows`: of each, `position` in the epoch, `sample`, its `name`,
         whether it is a `pad` row, `labels` (number and name of the class) and `sources` (bucket, key, offset
         and length) by field.
 
         Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; too many rows), InvalidPlan.
         """
-        plan = await self._batches.plan(caller, address.plan)
-        if plan.within:
-            raise BatchError(
-                "BadRequest",
-                "a row of a packed plan is not a sample, so that it has no one source",
-                detail={"within": plan.within},
-            )
+        plan = await self._plan(caller, address)
         piece = slice_of(plan, address)
         if len(piece) > MAX_ROWS:
             raise BatchError("BadRequest", f"a description has at most {MAX_ROWS} rows, not {len(piece)}")
@@ -85,6 +79,56 @@ class RowSources:
                 for position, sample, pad in numbers
             ],
         }
+
+    async def describe_draws(self, caller: Caller, address: FrameAddress, row: int) -> dict[str, Any]:
+        """Return `sample`, `position`, and `ops` and `images` as `describe_row` does, for a row of a batch.
+
+        Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; no such row), InvalidPlan,
+        SnapshotChanged, Busy.
+        """
+        plan = await self._plan(caller, address)
+        piece = slice_of(plan, address)
+        if not 0 <= row < len(piece):
+            raise BatchError("BadRequest", f"row must be a number from 0 to {len(piece) - 1}, not {row}")
+        snapshot = await self._catalog.snapshot(plan.snapshot)
+        position = int(piece.positions[row])
+        sample = int(snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)[row])
+        sizes = await self._image_sizes(snapshot, sample)
+        described = await asyncio.to_thread(describe_row, plan.spec, sizes, address.epoch, position)
+        return {"sample": sample, "position": position, **described}
+
+    async def _plan(self, caller: Caller, address: FrameAddress) -> Plan:
+        plan = await self._batches.plan(caller, address.plan)
+        if plan.within:
+            raise BatchError(
+                "BadRequest",
+                "a row of a packed plan is made of many samples, not of one",
+                detail={"within": plan.within},
+            )
+        return plan
+
+    async def _image_sizes(self, snapshot: Snapshot, sample: int) -> dict[str, tuple[int, int]]:
+        """Return (height, width) of each field of the sample that is an image."""
+        pinned = self._batches.pin(snapshot)
+        columns = bytes_columns(snapshot)
+        try:
+            await pinned.look_up([sample])
+            places = {
+                name: (
+                    int(column.objects_at(sample)),
+                    int(column.offsets_at(sample)),
+                    min(_HEAD, int(column.lengths_at(sample))),
+                )
+                for name, column in columns.items()
+            }
+            await pinned.fetch_ranges(list(places.values()))
+            heads = [await asyncio.to_thread(pinned.read_range, *place) for place in places.values()]
+        except (SourceGoneError, SourceDamagedError) as error:
+            raise busy(str(error)) from error
+        finally:
+            pinned.close()
+        headers = zip(places, map(read_image_header, heads), strict=True)
+        return {name: (header.height, header.width) for name, header in headers if header is not None}
 
 
 def _sources(snapshot: Snapshot, sample: int) -> dict[str, Any]:
@@ -107,67 +151,6 @@ def _sources(snapshot: Snapshot, sample: int) -> dict[str, Any]:
             "size": int(snapshot.objects.sizes[place]),
         }
     return {"name": snapshot.sample_name(sample), "labels": labels, "sources": sources}
-
-
-_HEAD: Final = 1 << 20
-"""Bytes of a source in which the header of an image is looked for."""
-
-
-class RowDraws:
-    """Describes the draws of rows. One per worker."""
-
-    def __init__(
-        self,
-        batches: BatchService,
-        catalog: DocumentStore,
-        store: ObjectStore,
-        archives: ArchiveService,
-        objects: RemoteObjects,
-    ) -> None:
-        self._batches, self._catalog = batches, catalog
-        self._store, self._archives, self._objects = store, archives, objects
-
-    async def describe(self, caller: Caller, address: FrameAddress, row: int) -> dict[str, Any]:
-        """Return `sample`, `position`, and `ops` and `images` as `describe_row` does, for a row of a batch.
-
-        Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; no such row), InvalidPlan,
-        SnapshotChanged, Busy.
-        """
-        plan = await self._batches.plan(caller, address.plan)
-        if plan.within:
-            raise BatchError("BadRequest", "a row of a packed plan is made of many samples")
-        piece = slice_of(plan, address)
-        if not 0 <= row < len(piece):
-            raise BatchError("BadRequest", f"row must be a number from 0 to {len(piece) - 1}, not {row}")
-        snapshot = await self._catalog.snapshot(plan.snapshot)
-        position = int(piece.positions[row])
-        sample = int(snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)[row])
-        sizes = await self._image_sizes(snapshot, sample)
-        described = await asyncio.to_thread(describe_row, plan.spec, sizes, address.epoch, position)
-        return {"sample": sample, "position": position, **described}
-
-    async def _image_sizes(self, snapshot: Snapshot, sample: int) -> dict[str, tuple[int, int]]:
-        """Return (height, width) of each field of the sample that is an image."""
-        pinned = PinnedObjects(self._store, snapshot, self._archives, self._objects)
-        columns = bytes_columns(snapshot)
-        try:
-            await pinned.look_up([sample])
-            places = {
-                name: (
-                    int(column.objects_at(sample)),
-                    int(column.offsets_at(sample)),
-                    min(_HEAD, int(column.lengths_at(sample))),
-                )
-                for name, column in columns.items()
-            }
-            await pinned.fetch_ranges(list(places.values()))
-            heads = [await asyncio.to_thread(pinned.read_range, *place) for place in places.values()]
-        except (SourceGoneError, SourceDamagedError) as error:
-            raise busy(str(error)) from error
-        finally:
-            pinned.close()
-        headers = zip(places, map(read_image_header, heads), strict=True)
-        return {name: (header.height, header.width) for name, header in headers if header is not None}
 
 
 Size = tuple[int, int]
