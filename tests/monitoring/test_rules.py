@@ -295,7 +295,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "ShardmeshDamagedData": (
         {f"meshd_store_quarantined{{{AT}}}": "0x100 3x140"},
-        {f"meshd_store_quarantined{{{AT}}}": "0x100 3x3 0x137"},  # mended
+        {
+            f"meshd_store_quarantined{{{AT}}}": "0x100 3x3 0x137",  # mended
+            'meshd_store_quarantined{instance="n2:9000"}': "0x100 9000-100x85 500-10x50",  # a lost disk
+        },
     ),
     "ShardmeshSlowDisk": (
         {
