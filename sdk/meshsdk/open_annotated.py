@@ -109,6 +109,8 @@ def open_coco(
     """
     from meshsdk.client.s3_client import connect
 
+    check_source(images)
+    _check_file(annotations)
     client = client or connect()
     fields = {"boxes": "json", "labels": "json", **({"keypoints": "json"} if keypoints else {})}
     paired = _join(images, _by_image(client, annotations), fields, client, deadline)
@@ -164,6 +166,17 @@ def _readers(
         ops.boxes("boxes", "image", source=source, difficult=difficult),
         ops.box_labels("labels", source, classes=classes, difficult=difficult),
     ]
+
+
+def _check_file(url: str) -> None:
+    """Raise ConfigurationError for an annotation file that is not in a bucket."""
+    try:
+        check_source(url)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"annotations={url!r}: expected a JSON file in a bucket, such as "
+            f"s3://coco/annotations/instances_train2017.json; upload a local one: mesh cp {url} s3://BUCKET/FOLDER/"
+        ) from None
 
 
 def _by_image(client: Client, url: str) -> str:

@@ -34,7 +34,7 @@ from meshsdk.errors import ConfigurationError, NotFoundError
 from meshsdk.lazy_import import load_module
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.plan.plan_spec import OpSpec
-from meshwire.strict_json import PlanError
+from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +139,22 @@ Kind = Literal[
     "auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "parquet", "table", "tokens"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_OPENERS = ("coco", "dicom", "iceberg", "lance", "slides", "voc", "yolo")
+_KIND_WORDS = {
+    **dict.fromkeys(("jsonl", "ndjson", "json", "text", "txt"), "lines"),
+    **dict.fromkeys(("webdataset", "wds", "archive", "zip"), "tar"),
+    **dict.fromkeys(("files", "folder", "images", "imagefolder"), "objects"),
+    **dict.fromkeys(("arrow", "feather", "rows"), "table"),
+    **dict.fromkeys(("streaming", "mosaic"), "mds"),
+}
+
+
+def kind_hint(kind: object) -> str:
+    """Return what to write instead of a kind that does not exist."""
+    word = str(kind)
+    if word in _OPENERS:
+        return f"; in Python: mesh.open_{word}(…)"
+    return f"; did you mean {_KIND_WORDS[word]!r}?" if word in _KIND_WORDS else suggestion(word, KINDS)
 
 
 def open(
@@ -199,7 +215,7 @@ def open(
 
     source = check_source(url)
     if kind not in KINDS:
-        raise ConfigurationError(f"kind={kind!r}: use one of {', '.join(KINDS)}")
+        raise ConfigurationError(f"there is no kind {kind!r:.80}{kind_hint(kind)}")
     if fields is not None and not isinstance(fields, Mapping):
         raise ConfigurationError(
             f"fields={fields!r:.80}: expected a mapping of field names to extensions, such as "
@@ -305,6 +321,8 @@ def _pinned(
         chosen = None if fields is None else select_fields(part_fields(fields, "column"))
     else:
         chosen = select_fields(fields) if fields is not None else guess_fields(client, source, kind)
+    if kind == "lines":
+        _check_lines(chosen or {})
     told = held_whole(chosen or {}) if kind == "auto" else ""
     try:
         pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, _load_loader, options)
@@ -317,6 +335,21 @@ def _pinned(
             "%s: each sample is a whole file; %s; pass kind='objects' to keep whole files", source, told
         )
     return pinned
+
+
+_BINARY = frozenset(
+    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "npy", "npz", "wav", "flac", "mp3", "mp4")
+)
+
+
+def _check_lines(fields: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for files that have no lines."""
+    extension = next((ext for made in fields.values() for ext in made.get("ext", ()) if ext in _BINARY), "")
+    if extension:
+        raise ConfigurationError(
+            f"kind='lines' makes a sample of every line of text files, and .{extension} files have none: "
+            "kind='objects' makes one of every file"
+        )
 
 
 def _as_arrays(dataset: Dataset, source: str) -> Dataset:

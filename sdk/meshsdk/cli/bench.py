@@ -11,6 +11,7 @@ import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from inspect import signature
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +80,13 @@ def parse_op(text: str) -> OpSpec:
     head, *more = _ARGUMENT.split(text.strip())
     name, _, rest = head.partition(":")
     field, _, size = rest.partition(":")
-    if not field or (size and not size.isdigit()):
+    if not field:
         raise ConfigurationError(
             f"--op {text}: write OP:FIELD, OP:FIELD:SIZE or 'OP:FIELD NAME=VALUE …', such as "
             "center_crop:image:224 or 'pad_to:text length=128'"
         )
+    if size and not size.isdigit():
+        raise ConfigurationError(f"--op {text}: {_name_argument(name, field, size)}")
     args = {key: json_or_text(value) for key, value in zip(more[::2], more[1::2], strict=True)}
     try:
         return _constructor(name)(field, **args | ({"size": int(size)} if size else {}))
@@ -93,6 +96,19 @@ def parse_op(text: str) -> OpSpec:
         ) from error
     except ConfigurationError as error:
         raise ConfigurationError(f"--op {text}: {error}") from error
+
+
+def _name_argument(name: str, field: str, value: str) -> str:
+    """Return how to write an argument that is no size: with its name, the first that the op requires."""
+    _, *parameters = signature(_constructor(name)).parameters.values()
+    required = (
+        each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD
+    )
+    wanted = next(required, "NAME")
+    return (
+        f"only a size may follow the field, and {value!r} is none; write "
+        f"'{name}:{field} {wanted}={value}' (`mesh op show {name}` shows the arguments)"
+    )
 
 
 def _constructor(name: str) -> Callable[..., OpSpec]:

@@ -52,9 +52,20 @@ def cat(session: Session, urls: Sequence[Remote], offset: int, length: int | Non
     output.flush()
 
 
+class KindType(click.Choice[str]):
+    """A kind of dataset; another word fails with the kind that it may stand for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            from meshsdk.open_dataset import kind_hint
+
+            self.fail(f"there is no kind {value!r}{kind_hint(value)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 KIND_OPTION = click.option(
     "--kind",
-    type=click.Choice(
+    type=KindType(
         ["auto", "objects", "tar", "lines", "zarr", "chunks", "tfrecord", "mds", "table", "parquet", "tokens"]
     ),
     default="auto",

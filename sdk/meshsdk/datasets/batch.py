@@ -97,6 +97,11 @@ _UNEQUAL = (
     "or use ragged[row], ragged.padded(), ragged.data and ragged.offsets"
 )
 
+_FILES = (
+    ". If they are the bytes of files, map an op that reads them: ops.decode for images, ops.int_label for "
+    "numbers, ops.text_label for class names, ops.json for a value of JSON"
+)
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ragged:
@@ -178,6 +183,8 @@ class Ragged:
         def __getattr__(self, name: str) -> NoReturn:
             """Raise AttributeError, which explains that a ragged field is not a tensor."""
             hint = "" if name.startswith("_") else f": {_UNEQUAL}"
+            if hint and self.shapes is None and str(self.data.dtype).rpartition(".")[2] == "uint8":
+                hint += _FILES
             raise AttributeError(f"a Ragged has no attribute {name!r}{hint}", name=name, obj=self)
 
 

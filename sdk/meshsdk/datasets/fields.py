@@ -6,6 +6,7 @@ fields are always visible, in `repr(ds)` and in `mesh head`.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,11 @@ def array_fields(fields: Mapping[str, Any] | None, *, chunks: bool = False) -> d
     A sample is a row of the arrays, or with `chunks` a chunk. Raises ConfigurationError without fields.
     """
     if not fields:
-        raise ConfigurationError('name the arrays, such as fields={"image": "images", "label": "labels"}')
+        raise ConfigurationError(
+            f"kind={'chunks' if chunks else 'zarr'!r} makes samples of arrays that fields= names, such as "
+            '{"image": "images", "label": "labels"}; `mesh ls -r URL` shows them, and mesh.open_zarr opens '
+            "windows over arrays"
+        )
     more = {"chunks": True} if chunks else {}
     return {
         name: {"array": value, **more} if isinstance(value, str) else value for name, value in fields.items()
@@ -133,7 +138,7 @@ def check_source(url: str) -> str:
 def _url_hint(url: object) -> str:
     """Return a hint for data on local disks or in other stores."""
     text = str(url)
-    if text.startswith(("/", "./", "../", "~")):
+    if text.startswith(("/", "./", "../", "~")) or os.path.exists(text):
         return f". Upload local files first: mesh cp -r {text} s3://photos/train"
     if "://" in text and not text.startswith("s3://"):
         return (

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _ROWS_AHEAD = 64
+_NAMING_OPS = ("text_label", "box_labels")
 _PATIENCE = 600.0  # deadline in seconds while a node measures the samples for packing
 
 
@@ -100,12 +101,24 @@ class SampleSequence:
     def classes(self) -> tuple[str, ...]:
         """The class names of the label field, indexed by the label's value.
 
-        Raises MeshError unless exactly one field has classes.
+        They are those of folders ("@class"), or of the op that makes a label of text or annotations. Raises
+        MeshError unless exactly one field has classes.
         """
         named = {name: field.classes for name, field in self.snapshot.fields.items() if field.classes}
-        if len(named) != 1:
-            has = f"{len(named)} fields have" if named else "no field has"
-            raise MeshError(f"{has} classes: use ds.snapshot.fields[name].classes")
+        named = named or {
+            op.field: tuple(op.args["classes"])
+            for op in self.ops
+            if op.op in _NAMING_OPS and op.args["classes"]
+        }
+        if not named:
+            raise MeshError(
+                "no field has named classes: those of folders have (fields={'label': '@class'}), those of "
+                "annotations with mesh.open_coco(…, classes=[…]), and text with ops.text_label"
+            )
+        if len(named) > 1:
+            raise MeshError(
+                f"the fields {', '.join(named)} have classes: use ds.snapshot.fields[name].classes"
+            )
         return next(iter(named.values()))
 
     def spec(

@@ -78,7 +78,14 @@ def _advice(given: object) -> str:
         return f"Call the op with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
     if told := torchvision_hint(type(given).__name__):
         return told.capitalize()
-    return "Python functions do not run on nodes: apply them to the batch"
+    if not callable(given):
+        return "Ops are made by the functions of meshsdk.ops"
+    name = getattr(given, "__name__", "")
+    name = name if name.isidentifier() else "FUNCTION"
+    return (
+        "A Python function runs on nodes once its file is pushed, `mesh op push FILE.py`, as an op, "
+        f"ops.user('FILE/{name}', FIELD); loader.map(function) calls one here, on every batch"
+    )
 
 
 def torchvision_hint(name: str) -> str:

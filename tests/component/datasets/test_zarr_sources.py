@@ -125,7 +125,7 @@ def test_what_cannot_be_read_by_rows_says_what_to_do(client: Client) -> None:
     for fields, complaint in wrong:
         with pytest.raises(InvalidPlanError, match=complaint):
             mesh.open("s3://arrays/v1", fields=fields, kind="zarr", client=client)
-    with pytest.raises(ConfigurationError, match="name the arrays"):
+    with pytest.raises(ConfigurationError, match="arrays that fields= names"):
         mesh.open("s3://arrays/v1", kind="zarr", client=client)
 
 

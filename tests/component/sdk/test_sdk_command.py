@@ -362,6 +362,7 @@ def test_objects_that_stand_for_folders_do_not_stop_a_copy(
         (["stat", "local"], 2, "not in the store"),
         (["mb", "s3://{b}/key"], 2, "names a key"),
         (["bench", "--op", "blur:image", "s3://{b}/"], 2, "--op"),
+        (["head", "--kind", "jsonl", "s3://{b}/"], 2, "did you mean 'lines'?"),
         (["frobnicate"], 2, "No such command"),
         (["--endpoint-url", "ftp://x", "ls"], 2, "endpoint"),
         (["ls", "--endpoint-url", "ftp://x"], 2, "endpoint"),

@@ -20,6 +20,7 @@ from meshsdk.errors import (
     BadSampleError,
     ConfigurationError,
     InvalidPlanError,
+    MeshError,
     NotFoundError,
     ServerError,
     server_error,
@@ -229,6 +230,26 @@ def test_what_is_no_op_says_what_to_write(ds: mesh.Dataset) -> None:
         ds.map(given)
     with pytest.raises(ConfigurationError, match=r"Unpack the list: ds\.map\(\*those\)"):
         ds.map([ops.raw("x")])  # type: ignore[arg-type]
+
+    def brighten(image: Any) -> Any:
+        return image
+
+    for function, name in ((brighten, "brighten"), (lambda image: image, "FUNCTION")):
+        with pytest.raises(
+            ConfigurationError, match=rf"mesh op push.*ops\.user\('FILE/{name}', .*loader\.map"
+        ):
+            ds.map(function)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"got str\. Ops are made by the functions of meshsdk\.ops"):
+        ds.map("decode")  # type: ignore[arg-type]
+
+
+def test_classes_are_those_of_ops_or_it_says_what_has_some(client: mesh.Client, ds: mesh.Dataset) -> None:
+    with pytest.raises(MeshError, match=r"'@class'.*open_coco\(…, classes=\[…\]\)"):
+        _ = ds.classes
+    found = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client)
+    assert found.map(ops.box_labels("x", "coco", classes=["dog", "cat"])).classes == ("dog", "cat")
+    with pytest.raises(MeshError, match="named classes"):
+        _ = found.map(ops.box_labels("x", "coco")).classes
 
 
 def test_functions_and_texts_without_quotes_are_no_filters(ds: mesh.Dataset) -> None:
@@ -493,7 +514,7 @@ def test_rows_of_unequal_length_are_no_tensor(client: mesh.Client) -> None:
     found = mesh.open(f"s3://{BUCKET}/", fields={"x": "bin"}, client=client)
     with mesh.Loader(found, 4) as loader:
         ragged = loader.at(0)["x"]
-    with pytest.raises(AttributeError, match=r"no attribute 'float': .*ops\.pad_to"):
+    with pytest.raises(AttributeError, match=r"no attribute 'float': .*ops\.pad_to.*files.*ops\.int_label"):
         ragged.float()
     assert pickle.loads(pickle.dumps(ragged)).offsets.tolist() == ragged.offsets.tolist()
     assert not hasattr(ragged, "__array__")

@@ -14,6 +14,7 @@ from meshsdk.datasets.fields import check_source, fields_of_names, held_whole, s
 from meshsdk.datasets.shuffle import shuffle_spec
 from meshsdk.datasets.split_mix import staged
 from meshsdk.errors import ConfigurationError
+from meshsdk.open_dataset import _OPENERS
 from meshwire.plan.plan_spec import OpSpec
 
 
@@ -160,10 +161,46 @@ def test_files_of_one_sample_have_none(given: str) -> None:
     assert held_whole(select_fields({"boxes": "jsonl", "image": "jpg"})) == ""
 
 
-def test_a_kind_there_is_not_is_refused() -> None:
-    given: Any = "rows"
-    with pytest.raises(ConfigurationError, match=r"kind='rows': use one of auto, objects, tar, lines, "):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("jsonl", "no kind 'jsonl'; did you mean 'lines'"),
+        ("object", "did you mean 'objects'"),
+        ("coco", r"mesh\.open_coco"),
+        ("9", "known: auto, chunks, lines, "),
+        (None, "no kind None; known: auto"),
+    ],
+)
+def test_a_kind_there_is_not_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
         mesh.open("s3://photos", kind=given)
+
+
+def test_openers_of_other_kinds_exist() -> None:
+    assert all(hasattr(mesh, f"open_{name}") for name in _OPENERS)
+
+
+def test_files_of_images_have_no_lines() -> None:
+    with (
+        mesh.connect("http://127.0.0.1:9", access_key="key", secret_key="secret") as client,
+        pytest.raises(ConfigurationError, match=r"\.jpg files have none: kind='objects'"),
+    ):
+        mesh.open("s3://photos", {"image": "jpg;png"}, kind="lines", client=client)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("json:line:text", "write 'json:line path=text' .`mesh op show json`"),
+        ("resize:image:32x32", "write 'resize:image size=32x32'"),
+        ("decode:image:rgb", "write 'decode:image NAME=rgb'"),
+        ("augment/crop:image:yes", "write 'augment/crop:image NAME=yes'"),
+        ("jso:line:text", "no op 'jso'; did you mean 'json'"),
+    ],
+)
+def test_an_argument_without_its_name_is_told_how_to_write_it(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        parse_op(text)
 
 
 def test_orders() -> None:

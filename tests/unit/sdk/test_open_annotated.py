@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import meshsdk as mesh
 from meshsdk.errors import ConfigurationError
 from meshsdk.open_annotated import write_by_image
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IMAGES = [{"id": 7, "file_name": "b/2.x.jpg"}, {"id": 3, "file_name": "a/1.jpg"}]
 BOX = {
@@ -38,6 +42,17 @@ def test_every_image_has_a_member_of_its_stem() -> None:
     kept = {"category_id": 18, "category": "dog", "bbox": [1, 2, 3, 4], "iscrowd": 0}
     assert found == {"a/1.json": {"annotations": []}, "b/2.json": {"annotations": [kept]}}
     assert list(found) == sorted(found)
+
+
+def test_files_that_are_not_in_a_bucket_are_told_how_to_get_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images").mkdir()
+    with pytest.raises(ConfigurationError, match=r"annotations='a\.json': .*mesh cp a\.json s3://"):
+        mesh.open_coco("s3://coco/images", "a.json")
+    with pytest.raises(ConfigurationError, match="mesh cp -r images s3://"):
+        mesh.open_coco("images", "s3://coco/a.json")
 
 
 @pytest.mark.parametrize(
