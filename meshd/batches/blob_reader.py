@@ -21,7 +21,7 @@ from awscrt.checksums import combine_crc32c, crc32c
 
 from meshd.batches.remote_part_prefetcher import RemotePrefetcher
 from meshd.core.peer_source import SINGLE_NODE
-from meshd.store.integrity.verification import report_damage
+from meshd.store.integrity.verification import report_damaged_object
 from meshd.store.records import Span
 from meshd.telemetry import metrics, tracing
 
@@ -406,8 +406,7 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
     group.sums[number] = total
     if _damaged(blob, total):
         metrics.store_corrupt_reads.inc()
-        for extent in () if blob.record is None else blob.record.extents:
-            report_damage(extent)
+        report_damaged_object(blob.record)
         _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
         piece[:] = bytes(part.length)
         group.failed.append(number)

@@ -28,7 +28,7 @@ from meshd.core.document_store import asset_places
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
-from meshd.store.integrity.verification import report_damage
+from meshd.store.integrity.verification import report_damaged_object
 from meshd.telemetry import tracing
 from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
@@ -184,7 +184,7 @@ class FrameBuilder:
         for failure in failures:
             if failure.kind == "read":
                 raise busy(f"{self._name(failure)} cannot be read now: {failure.message}")
-            if failure.kind == "damaged" and self._noticed(failure):
+            if failure.kind == "damaged" and self._has_peer_copy(failure):
                 raise busy(
                     f"{self._name(failure)} is damaged on this node; retry to read another owner's copy"
                 )
@@ -406,17 +406,13 @@ class FrameBuilder:
             "replay": f"GET {self._replay(failure)}",
         }
 
-    def _noticed(self, failure: Failure) -> bool:
-        """Report the extents of this node's copy as damaged.
-
-        Returns whether another node may have a good copy.
-        """
+    def _has_peer_copy(self, failure: Failure) -> bool:
+        """Return whether another node may have a good copy; this node's is then reported as damaged."""
         bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
         if not self._context.remote.has_peer_copies(bucket, key):
             return False
         record = self._context.store.get(bucket, key)
-        for extent in () if record is None else record.extents:
-            report_damage(extent)
+        report_damaged_object(record)
         return record is not None
 
     def _object_url(self, failure: Failure) -> str:

@@ -16,7 +16,7 @@ from meshd.core.memory_frames import MemoryFrame
 from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.core.sample_locations import slice_locations
 from meshd.store.errors import NotCachedError
-from meshd.store.integrity.verification import report_damage
+from meshd.store.integrity.verification import report_damaged_object
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.tenant_limits import current_tenant
 
@@ -55,7 +55,7 @@ async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFr
         rendered = await _render_once(context, address, made)
     if _is_unread(rendered) and context.remote.has_peer_copies(address.bucket, address.key):
         rendered.close()
-        _notice(context, address)
+        report_damaged_object(context.store.get(address.bucket, address.key))
         rendered = await _render_once(context, address, made, here=False)
     if rendered.failures:
         failure = rendered.failures[0]
@@ -66,13 +66,6 @@ async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFr
 
 def _is_unread(rendered: RenderResult) -> bool:
     return bool(rendered.failures) and rendered.failures[0].kind in UNREADABLE_KINDS
-
-
-def _notice(context: BuildContext, address: DerivedAddress) -> None:
-    """Report the extents of this node's copy as damaged, so that they are verified."""
-    record = context.store.get(address.bucket, address.key)
-    for extent in () if record is None else record.extents:
-        report_damage(extent)
 
 
 async def _render_once(

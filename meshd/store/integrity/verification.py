@@ -21,7 +21,7 @@ from meshd.telemetry import metrics
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 
-    from meshd.store.records import Extent, Span
+    from meshd.store.records import Extent, Record, Span
     from meshd.store.writer_api import Buffer
     from meshd.util.clock import Clock
 
@@ -34,6 +34,12 @@ def report_damage(extent: Extent) -> None:
     """Reports an extent whose bytes could not be read as they were written. Thread-safe."""
     if len(_reports) < MAX_REPORTS:
         _reports[extent] = None
+
+
+def report_damaged_object(record: Record | None) -> None:
+    """Reports all extents of an object, so that they are verified: some of its bytes could not be read."""
+    for extent in () if record is None else record.extents:
+        report_damage(extent)
 
 
 def report_unsent_spans(spans: Sequence[Span], sent: int) -> None:
