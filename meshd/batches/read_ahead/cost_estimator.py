@@ -135,7 +135,7 @@ class ReadCostEstimator:
         answer: dict[str, Any] = {"snapshot": digest, "node": self._node, "rotational": False, "orders": []}
         if self._lookup is None:
             return answer
-        orders = await self.of_orders(snapshot, request.shuffles, request.batch)
+        orders = await self.estimate_orders(snapshot, request.shuffles, request.batch)
         rotational = any(order["samples"] for order in orders)
         return answer | {"rotational": rotational, "orders": orders if rotational else []}
 
@@ -144,16 +144,16 @@ class ReadCostEstimator:
         """Whether the node has a rotational disk."""
         return self._lookup is not None
 
-    async def of_orders(
+    async def estimate_orders(
         self, snapshot: Snapshot, shuffles: Sequence[ShuffleSpec | None], batch: int | None = None
     ) -> list[dict[str, Any]]:
         """Return the cost of each order, as plain JSON values; see `CostRequest`. The node must have a
         rotational disk."""
         assert self._lookup is not None
         async with self._turn:
-            return [await self._of_order(self._lookup, snapshot, each, batch or _BATCH) for each in shuffles]
+            return [await self._estimate(self._lookup, snapshot, each, batch or _BATCH) for each in shuffles]
 
-    async def _of_order(
+    async def _estimate(
         self, lookup: WindowLookup, snapshot: Snapshot, shuffle: ShuffleSpec | None, batch: int
     ) -> dict[str, Any]:
         own = self._own.find(snapshot, in_parts=True)

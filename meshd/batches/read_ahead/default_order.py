@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from meshd.batches.read_ahead.shuffle_advice import WORTHWHILE_RATIO, WORTHWHILE_SECONDS
+from meshd.batches.read_ahead.shuffle_advice import blocks_save_enough
 from meshd.control.control_api import ControlError
 from meshd.control.default_orders import DefaultOrder
 from meshd.core.api_errors import busy
@@ -70,9 +70,7 @@ class OrderCosts(msgspec.Struct, frozen=True):
     @property
     def blocks_pay(self) -> bool:
         """Whether blocks save enough disk time."""
-        least = max(self.blocks_seconds, self.media_seconds)
-        saved = self.full_seconds - self.blocks_seconds
-        return self.full_seconds > WORTHWHILE_RATIO * least and saved >= WORTHWHILE_SECONDS
+        return blocks_save_enough(self.full_seconds, self.blocks_seconds, self.media_seconds)
 
 
 ORDER_COSTS: Final = PeerCall(
@@ -196,7 +194,7 @@ class DefaultOrders:
         node = self._mesh.node_id
         if not self._estimator.has_rotational_disks:
             return OrderCosts(node)
-        full, blocks = await self._estimator.of_orders(snapshot, (ShuffleSpec(), None), batch)
+        full, blocks = await self._estimator.estimate_orders(snapshot, (ShuffleSpec(), None), batch)
         if not full["samples"]:
             return OrderCosts(node)
         random = blocks["randomness"]

@@ -26,6 +26,13 @@ WORTHWHILE_SECONDS: Final = 5.0
 """Disk time that blocks must save per epoch."""
 
 
+def blocks_save_enough(full_seconds: float, blocks_seconds: float, media_seconds: float) -> bool:
+    """Return whether blocks save enough disk time per epoch, compared with a full shuffle. `media_seconds`:
+    the time of the bytes alone."""
+    least = max(blocks_seconds, media_seconds)
+    return full_seconds > WORTHWHILE_RATIO * least and full_seconds - blocks_seconds >= WORTHWHILE_SECONDS
+
+
 class ShuffleAdvisor:
     """Advises on the orders of plans; one per worker."""
 
@@ -57,16 +64,12 @@ class ShuffleAdvisor:
         return note
 
     async def _note(self, snapshot: Snapshot, batch: int | None) -> str:
-        return note_on_orders(*await self._estimator.of_orders(snapshot, (ShuffleSpec(), None), batch))
+        return note_on_orders(*await self._estimator.estimate_orders(snapshot, (ShuffleSpec(), None), batch))
 
 
 def note_on_orders(full: Mapping[str, Any], blocks: Mapping[str, Any]) -> str:
     """Return the note for the costs of a full shuffle and of blocks, as `ReadCostEstimator` gives them."""
-    least = max(blocks["disk_seconds"], blocks["media_seconds"])
-    if (
-        full["disk_seconds"] <= WORTHWHILE_RATIO * least
-        or full["disk_seconds"] - blocks["disk_seconds"] < WORTHWHILE_SECONDS
-    ):
+    if not blocks_save_enough(full["disk_seconds"], blocks["disk_seconds"], blocks["media_seconds"]):
         return ""
     return (
         f"an epoch with shuffle=True costs rotational disks {_cost(full)} for {full['media_seconds']:.0f} s "
