@@ -66,9 +66,9 @@ class TransformPool:
     def __init__(self, sockets: Sequence[Path], decoded: DecodedCache | None = None) -> None:
         if not sockets:
             raise ValueError("a pool needs at least one transform process")
-        brave = (len(sockets) + 1) // 2
+        half = (len(sockets) + 1) // 2
         self._workers = [
-            WorkerClient(path, self, brave=number < brave) for number, path in enumerate(sockets)
+            WorkerClient(path, self, accepts_restricted=number < half) for number, path in enumerate(sockets)
         ]
         self._decoded = decoded
         self._distrusted: dict[str, asyncio.TimerHandle] = {}
@@ -120,7 +120,7 @@ class TransformPool:
         PoolClosedError.
         """
         now = self._asked[account] = asyncio.get_running_loop().time()
-        order = RenderSpec(
+        spec = RenderSpec(
             now + (EARLY_SECONDS if early else 0.0),
             account,
             job,
@@ -132,7 +132,7 @@ class TransformPool:
             tuple(assets),
             samples,
         )
-        return await self._run(order, rows, frame_fd)
+        return await self._run(spec, rows, frame_fd)
 
     async def keep_prefixes(
         self,
@@ -150,21 +150,21 @@ class TransformPool:
         Arguments, cancellation and errors: see `render`. The result has `kept` for rows that did not fail.
         """
         now, program = asyncio.get_running_loop().time(), program_digest(program_text)
-        order = RenderSpec(
+        spec = RenderSpec(
             now, account, job, program_text, program, epoch, 0, (), tuple(assets), samples, prefixes_only=True
         )
         no_frame = os.memfd_create("mesh-no-frame", os.MFD_CLOEXEC)
         try:
-            return await self._run(order, rows, no_frame)
+            return await self._run(spec, rows, no_frame)
         finally:
             os.close(no_frame)
 
-    async def _run(self, order: RenderSpec, rows: Sequence[RowWork], frame_fd: int) -> RenderResult:
+    async def _run(self, spec: RenderSpec, rows: Sequence[RowWork], frame_fd: int) -> RenderResult:
         if self.closed:
             raise _closed()
         if not rows:
             return RenderResult()
-        call = RenderCall(order, frame_fd, len(rows))
+        call = RenderCall(spec, frame_fd, len(rows))
         for start in range(0, len(rows), SLICE_ROWS):
             self._put(RowSlice(call, rows[start : start + SLICE_ROWS]))
         with self._accounting(len(rows)):
@@ -187,52 +187,52 @@ class TransformPool:
         metrics.transform_queue.inc(rows)
 
     def _put(self, item: RowSlice, *, first: bool = False) -> None:
-        order = item.call.order
+        spec = item.call.spec
         self._waiting_rows += len(item.rows)
-        place = QueuePosition(order.asked, order.epoch, item.rows[0].position)
-        background = order.prefixes_only
-        self._queue.put(order.account, order.job, item, first=first, place=place, background=background)
+        place = QueuePosition(spec.asked, spec.epoch, item.rows[0].position)
+        background = spec.prefixes_only
+        self._queue.put(spec.account, spec.job, item, first=first, place=place, background=background)
 
-    async def next_slice(self, *, brave: bool) -> RowSlice:
-        """Return the next slice of a pending call; with `brave`, also of jobs that killed processes."""
+    async def next_slice(self, *, accept_restricted: bool) -> RowSlice:
+        """Return the next slice of a pending call; of jobs that killed processes, too, or not."""
         while True:
-            turn = await self._queue.get(shy=brave)
-            item = turn.item
+            ticket = await self._queue.get(accept_restricted=accept_restricted)
+            item = ticket.item
             waiting, self._waiting_rows = self._waiting_rows, self._waiting_rows - len(item.rows)
             if item.call.is_pending:
-                item.turn = turn
+                item.ticket = ticket
                 self._split_slice(item, waiting)
                 return item
-            self._queue.finish_turn(turn)
+            self._queue.finish_ticket(ticket)
             item.call.release_slice()
 
     def _split_slice(self, item: RowSlice, waiting: int) -> None:
         """Put back the rows for other processes; `waiting`: all waiting rows, including those of `item`."""
         portion = self._slice_sizer.slice_rows(
-            item.call.order.job, len(item.rows), waiting, len(self._workers)
+            item.call.spec.job, len(item.rows), waiting, len(self._workers)
         )
         if portion < len(item.rows):
             rest = RowSlice(item.call, item.rows[portion:])
             item.rows = item.rows[:portion]
             self._put(rest, first=True)
 
-    def _end_turn(self, item: RowSlice, seconds: float | None) -> None:
-        if item.turn is not None:
-            self._queue.finish_turn(item.turn, seconds)
-            item.turn = None
+    def _return_ticket(self, item: RowSlice, seconds: float | None) -> None:
+        if item.ticket is not None:
+            self._queue.finish_ticket(item.ticket, seconds)
+            item.ticket = None
 
     def on_reply(self, item: RowSlice, reply: RenderReply, fds: Sequence[int]) -> None:
         """Handle the result of all or a part of `item`; the remaining rows are queued again for their job."""
-        in_advance = item.call.order.prefixes_only
-        self._end_turn(item, reply.seconds)
+        in_advance = item.call.spec.prefixes_only
+        self._return_ticket(item, reply.seconds)
         if self._decoded is not None and item.prefixes is not None and reply.prefixes is not None:
             self._decoded.on_reply(item.prefixes, reply.prefixes, in_advance=in_advance)
         if reply.seconds > SLOW_SLICE_SECONDS and self._has_neighbours():
-            self._distrust(item.call.order.job)
+            self._distrust(item.call.spec.job)
         item.record_spans(reply)
         record_reply_metrics(reply, in_advance=in_advance)
         told = {*reply.rendered, *(failure.row for failure in reply.failures)}
-        self._slice_sizer.record_duration(item.call.order.job, len(told), reply.seconds)
+        self._slice_sizer.record_duration(item.call.spec.job, len(told), reply.seconds)
         left = [work for work in item.rows if work.row not in told]
         if len(left) == len(item.rows):
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
@@ -247,11 +247,11 @@ class TransformPool:
 
     def order_prefixes(self, item: RowSlice, writer: object) -> None:
         """Decide what the process `writer` does with the decoded cache for a slice; it is sent next."""
-        order, rows = item.call.order, item.rows
+        spec, rows = item.call.spec, item.rows
         if self._decoded is not None:
             fields = len(rows[0].sources)
             item.prefixes = self._decoded.order(
-                order.program, order.samples, len(rows), fields, writer, in_advance=order.prefixes_only
+                spec.program, spec.samples, len(rows), fields, writer, in_advance=spec.prefixes_only
             )
 
     def on_writer_lost(self, writer: object, sent: Sequence[RowSlice]) -> None:
@@ -261,13 +261,13 @@ class TransformPool:
 
     def abandon_slice(self, item: RowSlice, error: Exception | None = None) -> None:
         """Fail `item`, by default because the node is shutting down."""
-        self._end_turn(item, None)
+        self._return_ticket(item, None)
         item.call.fail_call(error or _closed())
         item.call.release_slice()
 
     def on_slice_lost(self, item: RowSlice) -> None:
         """Queue `item` again, a bounded number of times: a process died before it began the slice."""
-        self._end_turn(item, None)
+        self._return_ticket(item, None)
         item.lost += 1
         if not item.call.is_pending:
             item.call.release_slice()
@@ -281,8 +281,8 @@ class TransformPool:
 
         The row is retried once, alone; the other rows are queued again as they were.
         """
-        self._end_turn(item, seconds)
-        self._distrust(item.call.order.job)
+        self._return_ticket(item, seconds)
+        self._distrust(item.call.spec.job)
         if not item.call.is_pending:
             item.call.release_slice()
             return
@@ -309,12 +309,12 @@ class TransformPool:
         before = self._distrusted.pop(job, None)
         if before is not None:
             before.cancel()
-        self._queue.set_shy(job, shy=True)
+        self._queue.restrict_job(job)
         self._distrusted[job] = asyncio.get_running_loop().call_later(DISTRUST_SECONDS, self._trust, job)
 
     def _trust(self, job: str) -> None:
         del self._distrusted[job]
-        self._queue.set_shy(job, shy=False)
+        self._queue.release_job(job)
 
     def _fail(self, item: RowSlice, kind: FailureKind, reason: str) -> None:
         failures = _failures(item, kind, reason)
@@ -333,14 +333,15 @@ def _closed() -> PoolClosedError:
 
 
 class WorkerClient:
-    """The client of one transform process. `brave`: the process takes slices of jobs that kill processes.
+    """The client of one transform process. `accepts_restricted`: it gets slices of jobs that
+    kill processes, too.
 
     When the process dies, its slices return to the pool once: the current one as crashed, with the row, the
     others as lost. No slice waits in line behind a long one.
     """
 
-    def __init__(self, path: Path, pool: TransformPool, *, brave: bool) -> None:
-        self._path, self._pool, self._brave = path, pool, brave
+    def __init__(self, path: Path, pool: TransformPool, *, accepts_restricted: bool) -> None:
+        self._path, self._pool, self._accepts_restricted = path, pool, accepts_restricted
         self._sent: deque[RowSlice] = deque()
         self._number = 0
         self._progress = os.memfd_create("mesh-progress", os.MFD_CLOEXEC)
@@ -397,8 +398,8 @@ class WorkerClient:
         texts: set[str] = set()
         while True:
             await self._room.wait()
-            item = await self._pool.next_slice(brave=self._brave)
-            program = item.call.order.program
+            item = await self._pool.next_slice(accept_restricted=self._accepts_restricted)
+            program = item.call.spec.program
             if len(texts) > MAX_PROGRAMS // 2:
                 texts.clear()
             self._number += 1
@@ -435,8 +436,8 @@ class WorkerClient:
         behind one in the background.
         """
         quick = all(
-            (item.turn is None or item.turn.expected < QUICK_SLICE_SECONDS)
-            and not item.call.order.prefixes_only
+            (item.ticket is None or item.ticket.expected < QUICK_SLICE_SECONDS)
+            and not item.call.spec.prefixes_only
             for item in self._sent
         )
         if not self._sent or (quick and len(self._sent) < IN_FLIGHT):

@@ -2,12 +2,12 @@
 
 Law: the account that used the least time is served next, then the job of that account that did; within
 a job, first come, first served, and requests made at about the same time in epoch order. Unused time is
-not saved up. Work of a shy job goes only to workers that accept it. Background work is served only while
-no other waits. Slices shrink so that all workers share the queue and finish together, but not below the cost
-of a handover (guided self-scheduling, Polychronopoulos and Kuck, IEEE Transactions on Computers C-36, 1987).
-The result of a call is set once, when all its rows are done. Replies after a cancellation are dropped, and
-every descriptor is closed once. Invariant: of two accounts with constant backlog, neither gains more than the
-time of the work in progress.
+not saved up. Work of a restricted job goes only to workers that accept it. Background work is served only
+while no other waits. Slices shrink so that all workers share the queue and finish together, but not below the
+cost of a handover (guided self-scheduling, Polychronopoulos and Kuck, IEEE Transactions on Computers C-36,
+1987). The result of a call is set once, when all its rows are done. Replies after a cancellation are dropped,
+and every descriptor is closed once. Invariant: of two accounts with constant backlog, neither gains more than
+the time of the work in progress.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Account(Generic[T]):
 
 
 class QueueTicket(Generic[T]):
-    """Work that was handed out; return it with `FairQueue.finish_turn`."""
+    """Work that was handed out; return it with `FairQueue.finish_ticket`."""
 
     __slots__ = ("account", "background", "expected", "item", "job")
 
@@ -107,7 +107,7 @@ class FairQueue(Generic[T]):
         self._accounts: dict[tuple[str, bool], _Account[T]] = {}
         """By name, and whether the work is background work."""
         self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
-        self._shy: set[str] = set()
+        self._restricted: set[str] = set()
         self._now = {False: 0.0, True: 0.0}
         """The present on the queue's scale, of background work and of all other."""
         self._length = 0
@@ -148,26 +148,27 @@ class FairQueue(Generic[T]):
         self._length += 1
         self._wake(job)
 
-    def set_shy(self, job: str, *, shy: bool) -> None:
-        """Set whether only workers that accept shy jobs get the job's work."""
-        if shy:
-            self._shy.add(job)
-        elif job in self._shy:
-            self._shy.remove(job)
-            for _ in range(len(self._waiting)):
-                self._wake(job)
+    def restrict_job(self, job: str) -> None:
+        """Give work of the job only to workers that accept restricted jobs."""
+        self._restricted.add(job)
 
-    async def get(self, *, shy: bool = True) -> QueueTicket[T]:
-        """Return the next piece of work, waiting for one if needed; `shy`: also from shy jobs."""
+    def release_job(self, job: str) -> None:
+        """Give work of a restricted job to all workers again."""
+        self._restricted.discard(job)
+        for _ in range(len(self._waiting)):
+            self._wake(job)
+
+    async def get(self, *, accept_restricted: bool = True) -> QueueTicket[T]:
+        """Return the next piece of work, waiting for one if needed: of restricted jobs, too, or not."""
         while True:
-            turn = self._dequeue(shy=shy)
-            if turn is not None:
-                return turn
-            await self._wait(shy=shy)
+            ticket = self._dequeue(accept_restricted=accept_restricted)
+            if ticket is not None:
+                return ticket
+            await self._wait(accept_restricted=accept_restricted)
 
-    async def _wait(self, *, shy: bool) -> None:
+    async def _wait(self, *, accept_restricted: bool) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (waiter, shy)
+        entry = (waiter, accept_restricted)
         self._waiting.append(entry)
         try:
             await waiter
@@ -175,35 +176,35 @@ class FairQueue(Generic[T]):
             if entry in self._waiting:
                 self._waiting.remove(entry)
             else:
-                for job in self._lines(shy=shy):
+                for job in self._lines(accept_restricted=accept_restricted):
                     self._wake(job)  # woken and cancelled at the same time: wake another waiter
             raise
 
-    def _lines(self, *, shy: bool) -> list[str]:
-        """Return the jobs with work for a worker that accepts shy jobs, or does not."""
+    def _lines(self, *, accept_restricted: bool) -> list[str]:
+        """Return the jobs with work for a worker that accepts restricted jobs, or does not."""
         return [
             job
             for owner in self._accounts.values()
             for job, mine in owner.jobs.items()
-            if mine.line and (shy or job not in self._shy)
+            if mine.line and (accept_restricted or job not in self._restricted)
         ]
 
-    def _dequeue(self, *, shy: bool) -> QueueTicket[T] | None:
-        found = self._choose(self._shy if not shy else frozenset())
+    def _dequeue(self, *, accept_restricted: bool) -> QueueTicket[T] | None:
+        found = self._choose(frozenset() if accept_restricted else self._restricted)
         if found is None:
             return None
         name, owner, job, mine = found
         background = owner.background
         self._now[background] = max(self._now[background], owner.spent)
         owner.now = max(owner.now, mine.spent)
-        turn = QueueTicket(name, job, mine.line.popleft()[0], mine.usual, background=background)
-        owner.spent += turn.expected
-        mine.spent += turn.expected
+        ticket = QueueTicket(name, job, mine.line.popleft()[0], mine.usual, background=background)
+        owner.spent += ticket.expected
+        mine.spent += ticket.expected
         mine.underway += 1
         owner.underway += 1
         owner.waiting -= 1
         self._length -= 1
-        return turn
+        return ticket
 
     def _choose(self, barred: AbstractSet[str]) -> tuple[str, _Account[T], str, _Job[T]] | None:
         """Return the job to serve next, and its account."""
@@ -215,13 +216,13 @@ class FairQueue(Generic[T]):
                 return name, owner, job, mine
         return None
 
-    def finish_turn(self, turn: QueueTicket[T], seconds: float | None = None) -> None:
+    def finish_ticket(self, ticket: QueueTicket[T], seconds: float | None = None) -> None:
         """Account for finished work that `get` returned; `seconds` None: it was not begun."""
-        owner = self._accounts[turn.account, turn.background]
-        mine = owner.jobs[turn.job]
+        owner = self._accounts[ticket.account, ticket.background]
+        mine = owner.jobs[ticket.job]
         mine.underway -= 1
         owner.underway -= 1
-        late = (seconds or 0.0) - turn.expected
+        late = (seconds or 0.0) - ticket.expected
         owner.spent += late
         mine.spent += late
         if seconds is not None:
@@ -251,10 +252,10 @@ class FairQueue(Generic[T]):
     def _wake(self, job: str) -> None:
         """Wake a waiter that accepts work of this job."""
         for entry in list(self._waiting):
-            waiter, shy = entry
+            waiter, accept_restricted = entry
             if waiter.done():
                 self._waiting.remove(entry)
-            elif shy or job not in self._shy:
+            elif accept_restricted or job not in self._restricted:
                 self._waiting.remove(entry)
                 waiter.set_result(None)
                 return
@@ -321,8 +322,8 @@ class RenderCall:
     The frame's descriptor stays open until the last slice is released.
     """
 
-    def __init__(self, order: RenderSpec, frame_fd: int, rows: int) -> None:
-        self.order = order
+    def __init__(self, spec: RenderSpec, frame_fd: int, rows: int) -> None:
+        self.spec = spec
         self.frame_fd = os.dup(frame_fd)
         self.outcome: asyncio.Future[RenderResult] = asyncio.get_running_loop().create_future()
         self.span = tracing.current()
@@ -347,15 +348,7 @@ class RenderCall:
         if not self.is_pending:
             part.close()
             return
-        self._rendered.failures += part.failures
-        self._rendered.parts += part.parts
-        self._rendered.checksums += part.checksums
-        self._rendered.seconds += part.seconds
-        self._rendered.reading += part.reading
-        self._rendered.cpu += part.cpu
-        self._rendered.kept |= part.kept
-        self._rendered.kept_seconds += part.kept_seconds
-        self._rendered.kept_bytes += part.kept_bytes
+        self._rendered.merge(part)
         self._left -= rows
         if not self._left:
             self.outcome.set_result(self._rendered)
@@ -373,7 +366,7 @@ class RenderCall:
 class RowSlice:
     """Rows that travel together. `suspect`: a single row, retried because a process died on it.
 
-    `lost`: how often a process died that had received this slice but not begun it; `turn`: the ticket to
+    `lost`: how often a process died that had received this slice but not begun it; `ticket`: the ticket to
     return to the queue; `prefixes`: what its process does with the decoded cache; `queued`, `sent`: when it
     was, if its call is traced.
     """
@@ -381,7 +374,7 @@ class RowSlice:
     def __init__(self, call: RenderCall, rows: Sequence[RowWork], *, suspect: bool = False) -> None:
         self.call, self.rows, self.suspect = call, rows, suspect
         self.number, self.lost = 0, 0
-        self.turn: QueueTicket[RowSlice] | None = None
+        self.ticket: QueueTicket[RowSlice] | None = None
         self.prefixes: SliceOrder | None = None
         self.queued, self.sent = tracing.now() if call.span is not None else 0.0, 0.0
         call.add_slice()
@@ -420,21 +413,21 @@ class RowSlice:
             for work in self.rows
         )
         fields = () if prefixes is None else prefixes.fields(path_index)
-        order = self.call.order
-        assets = tuple((digest, placed(pieces)) for digest, pieces in order.assets)
+        spec = self.call.spec
+        assets = tuple((digest, placed(pieces)) for digest, pieces in spec.assets)
         return RenderRequest(
             number,
-            order.program,
-            order.program_text if with_text else "",
-            order.epoch,
-            order.frame_bytes,
-            order.targets,
+            spec.program,
+            spec.program_text if with_text else "",
+            spec.epoch,
+            spec.frame_bytes,
+            spec.targets,
             tuple(paths),
             rows,
             assets,
             self.suspect,
             fields,
-            order.prefixes_only,
+            spec.prefixes_only,
             self.call.span is not None,
         )
 

@@ -105,6 +105,18 @@ class RenderResult:
             self.kept_bytes += sum(entry.length for entry in reply.prefixes.stored)
             self.kept_seconds += sum(use.made_seconds + use.store_seconds for use in reply.prefixes.uses)
 
+    def merge(self, other: RenderResult) -> None:
+        """Add the outcome of other rows of the same call, with their scratch files."""
+        self.failures += other.failures
+        self.parts += other.parts
+        self.checksums += other.checksums
+        self.seconds += other.seconds
+        self.reading += other.reading
+        self.cpu += other.cpu
+        self.kept |= other.kept
+        self.kept_seconds += other.kept_seconds
+        self.kept_bytes += other.kept_bytes
+
     def close(self) -> None:
         """Close the scratch files. Idempotent."""
         while self.parts:

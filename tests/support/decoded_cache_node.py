@@ -198,9 +198,9 @@ class DecodedCacheNode:
     ) -> tuple[RenderReply, int | None]:
         item = RowSlice(call, rows)
         if cached:
-            order = call.order
+            spec = call.spec
             item.prefixes = self.cache.order(
-                order.program, order.samples, len(rows), len(rows[0].sources), self.writer
+                spec.program, spec.samples, len(rows), len(rows[0].sources), self.writer
             )
         sent = msgspec.json.encode(item.to_request(1, with_text=True))
         request = msgspec.json.decode(sent, type=RenderRequest)

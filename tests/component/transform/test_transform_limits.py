@@ -247,7 +247,7 @@ def test_a_thousand_requests_of_one_key_do_not_starve_another(
     done, take_in = Counter[str](), TransformPool.on_reply
 
     def counted(pool: TransformPool, item: Any, reply: Any, fds: Any) -> None:
-        done[item.call.order.account] += len(reply.rendered)
+        done[item.call.spec.account] += len(reply.rendered)
         take_in(pool, item, reply, fds)
 
     monkeypatch.setattr(TransformPool, "on_reply", counted)

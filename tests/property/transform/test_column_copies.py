@@ -149,8 +149,8 @@ async def block_request(
     work: list[RowWork], text: str, targets: tuple[tuple[int, int] | None, ...]
 ) -> RenderRequest:
     fd = os.memfd_create("none")
-    order = RenderSpec(0.0, "", "job", text, "program", 1, 0, targets)
-    request = RowSlice(RenderCall(order, fd, len(work)), work).to_request(1, with_text=True)
+    spec = RenderSpec(0.0, "", "job", text, "program", 1, 0, targets)
+    request = RowSlice(RenderCall(spec, fd, len(work)), work).to_request(1, with_text=True)
     os.close(fd)
     return request
 

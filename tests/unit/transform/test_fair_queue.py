@@ -18,7 +18,7 @@ def test_jobs_take_turns() -> None:
             queue.put("ann", "greedy", number)
         queue.put("ann", "modest", 0)
         queue.put("ann", "modest", 1)
-        return [(turn.job, turn.item) for turn in [await queue.get() for _ in range(6)]]
+        return [(ticket.job, ticket.item) for ticket in [await queue.get() for _ in range(6)]]
 
     assert asyncio.run(run()) == [
         ("greedy", 0), ("modest", 0), ("greedy", 1), ("modest", 1), ("greedy", 2), ("greedy", 3),
@@ -46,15 +46,15 @@ def test_background_work_waits_for_all_other_and_is_shared_as_well() -> None:
         queue.put("ann", "training", 10)
         found = []
         for _ in range(3):
-            turn = await queue.get()
-            queue.finish_turn(turn, 9.0)  # background time does not count against an account's other work
-            found.append((turn.account, turn.item))
+            ticket = await queue.get()
+            queue.finish_ticket(ticket, 9.0)  # background time does not count against an account's other work
+            found.append((ticket.account, ticket.item))
         queue.put("ben", "training", 11)
         queue.put("ann", "training", 12)
         for _ in range(4):
-            turn = await queue.get()
-            queue.finish_turn(turn, 0.1)
-            found.append((turn.account, turn.item))
+            ticket = await queue.get()
+            queue.finish_ticket(ticket, 0.1)
+            found.append((ticket.account, ticket.item))
         return found
 
     assert asyncio.run(run()) == [
@@ -71,9 +71,9 @@ def test_time_is_shared_evenly_whatever_a_slice_takes(slow: float) -> None:
             for _ in range(20_000):
                 queue.put(account, "job", None)
         while min(spent.values()) < 8:
-            turn = await queue.get()
-            queue.finish_turn(turn, cost[turn.account])
-            spent[turn.account] += cost[turn.account]
+            ticket = await queue.get()
+            queue.finish_ticket(ticket, cost[ticket.account])
+            spent[ticket.account] += cost[ticket.account]
         return spent
 
     spent = asyncio.run(run())
@@ -86,14 +86,14 @@ def test_a_newcomer_does_not_pay_for_the_past_nor_is_it_paid() -> None:
         for number in range(50):
             queue.put("ann", "job", number)
         for _ in range(20):
-            queue.finish_turn(await queue.get(), 1.0)
+            queue.finish_ticket(await queue.get(), 1.0)
         for number in range(10):
             queue.put("ben", "job", number)
         order = []
         for _ in range(10):
-            turn = await queue.get()
-            queue.finish_turn(turn, 1.0)
-            order.append(turn.account)
+            ticket = await queue.get()
+            queue.finish_ticket(ticket, 1.0)
+            order.append(ticket.account)
         return order
 
     order = asyncio.run(run())
@@ -106,9 +106,9 @@ def test_what_was_not_begun_costs_nothing() -> None:
         for number in range(4):
             queue.put("ann", "job", number)
             queue.put("ben", "job", number)
-        turn = await queue.get()
-        queue.finish_turn(turn)
-        queue.put(turn.account, turn.job, turn.item, first=True)
+        ticket = await queue.get()
+        queue.finish_ticket(ticket)
+        queue.put(ticket.account, ticket.job, ticket.item, first=True)
         return [(await queue.get()).account for _ in range(8)]
 
     assert asyncio.run(run()) == ["ann", "ben"] * 4
@@ -119,9 +119,9 @@ def test_nothing_is_kept_of_what_is_over() -> None:
         queue: FairQueue[int] = FairQueue()
         for number in range(1000):
             queue.put(f"key-{number % 30}", f"job-{number}", number)
-        turns = [await queue.get() for _ in range(1000)]
-        for turn in turns:
-            queue.finish_turn(turn, 0.5)
+        tickets = [await queue.get() for _ in range(1000)]
+        for ticket in tickets:
+            queue.finish_ticket(ticket, 0.5)
         return repr(queue)
 
     assert asyncio.run(run()) == "<FairQueue of 0, 0 accounts>"
