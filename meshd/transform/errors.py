@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 300
+EMPTY: Final = "the file is empty (0 bytes)"
 
 
 class TransformError(Exception):

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshd.transform import builtin, registry
 from meshd.transform.assets import no_assets
-from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
+from meshd.transform.errors import EMPTY, BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.image_annotations import ANNOTATION_LAYOUTS, AnnotationMotion, MovesPixels
 from meshd.transform.messages import OpStats, value_bytes
 from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image, mismatch
@@ -225,6 +225,8 @@ class OpChain:
             if is_out_of_memory(error):
                 raise OutOfMemoryError(label) from error
             if isinstance(error, BadSampleError):
+                if isinstance(value, bytes | bytearray | memoryview) and not value:
+                    raise BadSampleError(f"{EMPTY}: {error.reason}", op=label) from error
                 error.op = label
                 raise
             raise OpFailedError(label, error) from error

@@ -59,6 +59,8 @@ _AT_A_TIME = 1024
 FETCHED_BYTES = 64 << 20  # bytes of samples that are fetched from other nodes before their rows are rendered
 PROBES = 16
 PROBE_STREAM = 1 << 32  # stream of the keyed randomness, beyond the index of any op
+_EVERY_ROW = " (as are all rows of this batch)"
+_WRONG_OP = "check with ds.preflight() that the ops fit what the samples are; otherwise "
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +312,16 @@ class FrameBuilder:
     def _check_bound(self, failures: list[Failure]) -> None:
         """Check the bound for this slice alone; the assembler adds the bad rows of the other slices."""
         spec, status = self._plan.spec, self._buffer.rows.status
+        every = 1 < len(self._buffer.rows) == len(failures)
         if spec.on_bad == "raise":
-            raise self._bad(failures[0], "")
+            raise self._bad(failures[0], _EVERY_ROW if every else "", every=every)
         counted = [failure for failure in failures if status[failure.row] != Status.PAD]
         if not counted:
             return
         bound = max_bad_rows(spec, self._whole)
         if len(counted) > bound:
             why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
-            raise self._bad(counted[0], why)
+            raise self._bad(counted[0], why, every=every)
         self._bad_rows = len(counted)
         why = f" (with other ranks' slices, more than {bound} bad rows of {self._whole}; {bound} allowed)"
         self._complaint = self._bad(counted[0], why)
@@ -344,7 +347,7 @@ class FrameBuilder:
                 self._plan.hash, [self._entry(failure) for failure in again]
             )
         failure = next(iter(left.values()))
-        raise self._bad(failure, f" (and {PROBES} substitutes drawn for it are bad, too)")
+        raise self._bad(failure, f" (and {PROBES} substitutes drawn for it are bad, too)", every=True)
 
     def _substitutes_for(self, sample: int) -> tuple[int, int]:
         """Return the range of samples that may substitute for a sample: all, or its part of a mix."""
@@ -375,13 +378,15 @@ class FrameBuilder:
         position = int(self._buffer.rows.positions[failure.row])
         return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
 
-    def _bad(self, failure: Failure, why: str) -> BatchError:
+    def _bad(self, failure: Failure, why: str, *, every: bool = False) -> BatchError:
+        """Return the error of a bad sample. `every`: so many others are bad that the op may be wrong."""
         name, field = self._name(failure), self._field_name(failure)
+        advice = _WRONG_OP if every else ""
         return BatchError(
             "BadSample",
             f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
-            help=f"look at it with: mesh cat {self._object_url(failure)} > sample; replay its row with: "
-            f"{self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
+            help=f"{advice}look at it with: mesh cat {self._object_url(failure)} > sample; replay its row "
+            f"with: {self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
             detail=self._detail(failure),
         )
 

@@ -22,7 +22,7 @@ from meshd.transform.decoded_cache.messages import (
     WHOLE_STEPS,
     WINDOWED,
 )
-from meshd.transform.errors import BadSampleError
+from meshd.transform.errors import EMPTY, BadSampleError
 from meshd.transform.messages import value_bytes
 from meshd.transform.op_types import ImageSize
 
@@ -122,6 +122,8 @@ class WindowedImage:
         """Read the file and its header, once."""
         if self._opened is None:
             data = self._read()
+            if not data:
+                raise BadSampleError(EMPTY)
             began = self._slice.clock.mark()
             self._opened, self._source = self._decoder.open(data), len(data)
             self._opening = self._slice.clock.since(began)

@@ -86,3 +86,23 @@ def test_a_dataset_of_bad_samples_raises_rather_than_searching_for_ever(
     plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], max_bad=1.0)["plan"]
     answer = mesh.raw(plan, batch=4)
     assert (answer.status, error(answer)["code"]) == (422, "BadSample")
+
+
+@pytest.mark.parametrize(("on_bad", "bound"), [("raise", 0.01), ("mask", 0.01), ("substitute", 1.0)])
+def test_where_every_row_is_bad_the_ops_are_suspected(
+    mesh: Mesh, s3: Any, bucket: str, on_bad: str, bound: float
+) -> None:
+    fill(s3, bucket, 4, bad=(0, 1, 2, 3))
+    plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], on_bad=on_bad, max_bad=bound)["plan"]
+    told = error(mesh.raw(plan, batch=4))
+    assert "ds.preflight()" in told["help"]
+    assert ("as are all rows" in told["message"]) == (on_bad == "raise")
+
+
+def test_an_empty_file_is_told_as_such(mesh: Mesh, s3: Any, bucket: str) -> None:
+    fill(s3, bucket, 4)
+    s3.put_object(Bucket=bucket, Key="train/cat/0002.png", Body=b"")
+    plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], on_bad="raise")["plan"]
+    told = error(mesh.raw(plan, batch=4))
+    assert "the file is empty (0 bytes)" in told["message"]
+    assert "ds.preflight()" not in told["help"]

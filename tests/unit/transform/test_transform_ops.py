@@ -222,6 +222,14 @@ def test_hostile_bytes_are_bad_samples(name: str, fuse: bool) -> None:
     assert "Traceback" not in caught.value.reason
 
 
+@pytest.mark.parametrize("op", ["decode", "npy", "int_label"])
+def test_an_empty_file_is_said_to_be_empty(op: str) -> None:
+    args = {"dtype": "uint8", "shape": [2]} if op == "npy" else {}
+    with pytest.raises(BadSampleError, match=r"the file is empty \(0 bytes\): ") as caught:
+        rendered(b"", (op, args))
+    assert caught.value.op == op
+
+
 def test_random_damage_never_breaks_an_op() -> None:
     rng = np.random.default_rng(3)
     compiled = chain(("decode", {}), ("resize", {"size": [8, 8]}))
