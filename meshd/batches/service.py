@@ -246,17 +246,17 @@ class BatchService:
         self._compiled.add(plan.hash)
 
     async def get_frame(
-        self, caller: Caller, address: Address, *, share: str = "", kept_bytes: int | None = None
+        self, caller: Caller, address: Address, *, shared: bool = False, kept_bytes: int | None = None
     ) -> Frame:
         """Return a frame of tensors; the caller closes the handle. Raises BatchError.
 
-        `kept_bytes`: see `FrameSource`. With `share`, take the frame from the peer that its address is
+        `kept_bytes`: see `FrameSource`. With `shared`, take the frame from the peer that its address is
         assigned to, so that it is built once whichever node receives the request.
         """
         await self.plan(caller, address.plan)
         if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
             return await self._cached_or_peer_frame(address)
-        if share and isinstance(address, FrameAddress) and not self._objects.single_node:
+        if shared and isinstance(address, FrameAddress) and not self._objects.single_node:
             frame = await self._objects.frames.assigned_peer_frame(address)
             if frame is not None:
                 return frame
@@ -268,14 +268,14 @@ class BatchService:
         first: FrameAddress,
         count: int,
         *,
-        share: str = "",
+        shared: bool = False,
         kept_bytes: int | None = None,
     ) -> list[Frame]:
         """Return the frames of consecutive steps, as `get_frame` does; see `FrameSource.get_frames`."""
-        if self._objects.near_cache is not None or (share and not self._objects.single_node):
+        if self._objects.near_cache is not None or (shared and not self._objects.single_node):
             steps = consecutive_steps(first, count)
             return await leading_frames(
-                self.get_frame(caller, step, share=share, kept_bytes=kept_bytes) for step in steps
+                self.get_frame(caller, step, shared=shared, kept_bytes=kept_bytes) for step in steps
             )
         await self.plan(caller, first.plan)
         return await self._frames.get_frames(first, count, kept_bytes)

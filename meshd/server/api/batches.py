@@ -196,11 +196,11 @@ class BatchEndpoint:
         if "part" in query:
             version = _number(query["part"], "part")
             return [await self._batches.get_part(caller, address, version, kept_bytes)]
-        share = query.get("share", "")
+        shared = bool(query.get("share"))
         count = parse_series(request.headers.get(FRAME_SERIES_HEADER))
         if count == 1 or "range" in request.headers:
-            return [await self._batches.get_frame(caller, address, share=share, kept_bytes=kept_bytes)]
-        return await self._batches.get_frames(caller, address, count, share=share, kept_bytes=kept_bytes)
+            return [await self._batches.get_frame(caller, address, shared=shared, kept_bytes=kept_bytes)]
+        return await self._batches.get_frames(caller, address, count, shared=shared, kept_bytes=kept_bytes)
 
     @operation(
         "/-/plans/{plan}/rows",
