@@ -20,7 +20,6 @@ from meshd.transform.source_files import SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.plan.epoch_order import mix_bounds
 from meshwire.plan.plan_spec import parse_spec, plan_hash
-from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import (
     PlanError,
     checked_hash,
@@ -144,5 +143,5 @@ def describe_plan(plan: Plan, snapshot: Snapshot, batch: int | None) -> dict[str
         "ops": [{"op": op.op, "version": op.version} for op in plan.spec.ops],
     }
     if batch is not None:
-        document["steps"] = step_count(plan.positions, batch, 0, plan.spec.tail)
+        document["steps"] = plan.step_count(batch)
     return document

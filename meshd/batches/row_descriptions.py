@@ -27,7 +27,6 @@ from meshwire.formats.image_headers import read_image_header
 from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
-from meshwire.plan.rank_slices import step_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +71,7 @@ class RowDescriptions:
         samples = snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)
         numbers = zip(piece.positions.tolist(), samples.tolist(), piece.pad.tolist(), strict=True)
         return {
-            "steps": step_count(plan.positions, address.batch, address.origin, plan.spec.tail),
+            "steps": plan.step_count(address.batch, address.origin),
             "samples": plan.positions,
             "rows": [
                 {"position": position, "sample": sample, "pad": pad, **_sources(snapshot, sample)}

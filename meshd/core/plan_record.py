@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshwire.plan.plan_spec import parse_spec, spec_document
+from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import canonical_json
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Plan:
     @property
     def positions(self) -> int:
         return self.samples if self.spec.mix is None else self.spec.mix.positions or self.samples
+
+    def step_count(self, batch: int, origin: int = 0) -> int:
+        """Return the steps of an epoch in batches of `batch` rows, from position `origin` on. Raises
+        PlanError."""
+        return step_count(self.positions, batch, origin, self.spec.tail)
 
     @cached_property
     def program_text(self) -> str:

@@ -24,7 +24,6 @@ from meshd.views.transform_results import RESULTS_PREFIX
 from meshd.views.view_kind import AssembledObject, pinned_to_s3_error
 from meshwire.errors import S3Error
 from meshwire.frame.tensor_frame import CONTENT_TYPE, FRAME_VERSION
-from meshwire.plan.rank_slices import step_count
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.strict_json import PlanError
 
@@ -211,7 +210,7 @@ async def complete_batches(batches: BatchService, caller: Caller, view: BatchesV
             f"its samples are in {plan.bucket!r}: create the view as {plan.bucket}--NAME, not of "
             f"{view.source!r}",
         )
-    if not step_count(plan.positions, view.batch, 0, plan.spec.tail):
+    if not plan.step_count(view.batch):
         raise PlanError(
             "batch", f"an epoch of {plan.positions} positions has no whole batch; use a smaller one"
         )
@@ -220,7 +219,7 @@ async def complete_batches(batches: BatchService, caller: Caller, view: BatchesV
 
 
 def _keys(view: BatchesView, plan: Plan) -> NumberedKeys:
-    return view.keys(step_count(plan.positions, view.batch, 0, plan.spec.tail))
+    return view.keys(plan.step_count(view.batch))
 
 
 def _address(view: BatchesView, numbers: tuple[int, ...]) -> FrameAddress:

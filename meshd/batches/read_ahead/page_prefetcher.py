@@ -24,7 +24,6 @@ from meshd.core.api_errors import BatchError
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import BackgroundTasks
 from meshwire.dataset.paged_snapshot import PagedSnapshot
-from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:
@@ -61,10 +60,10 @@ def coming_frames(plan: Plan, address: FrameAddress) -> Iterator[FrameAddress]:
     """Yield the addresses that the reader of a frame asks for next, in order, without end: those of its
     epoch, then of the epochs after it."""
     while True:
-        left = step_count(plan.positions, address.batch, address.origin, plan.spec.tail)
+        left = plan.step_count(address.batch, address.origin)
         for step in range(address.step + 1, left):
             yield msgspec.structs.replace(address, step=step)
-        if not step_count(plan.positions, address.batch, 0, plan.spec.tail):
+        if not plan.step_count(address.batch):
             return
         address = msgspec.structs.replace(address, epoch=address.epoch + 1, step=-1, origin=0)
 
