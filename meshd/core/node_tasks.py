@@ -170,7 +170,6 @@ class NodeTasks(Generic[RequestT, StatusT]):
         """Let the node's other processes call it."""
 
         async def answer(request: RequestT, call: ServerCall) -> StatusT:
-            del call
             return await self.answer(request)
 
         server.register(self._method, answer)

@@ -214,5 +214,4 @@ class DefaultOrders:
     @handler(ORDER_COSTS)
     async def costs(self, request: OrderCostRequest, context: CallContext) -> OrderCosts:
         """Answer another node. Raises BatchError NoSuchSnapshot, Busy."""
-        del context
         return await self._own_costs(await self._catalog.snapshot(request.snapshot), request.batch)

@@ -48,7 +48,6 @@ class ReadWaits:
         server.register(WAIT_READ, self._wait)
 
     async def _wait(self, request: WaitRequest, call: ServerCall) -> None:
-        del call
         await self._scheduler.wait_for_pieces(tuple(request.pieces))
 
 

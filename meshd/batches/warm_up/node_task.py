@@ -399,5 +399,4 @@ class WarmUpHandlers:
 
     @handler(WARM_UP)
     async def warm_up(self, request: WarmUpRequest, context: CallContext) -> WarmUpStatus:
-        del context
         return await self._client.call(WARM_UP_HERE, request)

@@ -287,5 +287,4 @@ class RelayoutHandlers:
 
     @handler(RELAYOUT)
     async def relayout(self, request: RelayoutRequest, context: CallContext) -> RelayoutStatus:
-        del context
         return await self._client.call(RELAYOUT_HERE, request)
