@@ -273,6 +273,11 @@ def test_what_can_be_looked_into(plain: str, node: Daemon) -> None:
             MeasurementRuns(plan_subject(client.transport, plain, PHOTOS), 2)
 
 
+def test_a_dataset_and_a_command_are_not_measured_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "s3://plain/train", "--", "python", "train.py"]) == 2
+    assert "give one dataset, or a command" in capsys.readouterr().err
+
+
 def test_a_script_that_ends_too_early(plain: str, signed: None, tmp_path: Path) -> None:
     script = tmp_path / "short.py"
     script.write_text(SCRIPT.replace("slow/train", "plain/train").replace("range(40)", "()"))

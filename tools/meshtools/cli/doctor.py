@@ -80,6 +80,10 @@ def doctor(
 
     target = what[0] if len(what) == 1 and _is_target(what[0]) else None
     if target is None:
+        if _is_target(what[0]) and shutil.which(what[0]) is None:
+            raise ConfigurationError(
+                f"{what[0]} and {what[1]!r}: give one dataset, or a command, which opens its own dataset"
+            )
         if fields or ops or condition or batch or world or step_time:
             raise ConfigurationError(
                 "a command has its own dataset and batch size; with a command, use only --steps and --loader"
