@@ -178,6 +178,11 @@ _NO_CONTROL = (
 )
 
 
+def _level_of(error: errors.CorruptExtentError) -> int:
+    """Returns the level to log a read of damaged bytes at: quarantine was logged when it began."""
+    return logging.DEBUG if isinstance(error, errors.QuarantinedError) else logging.ERROR
+
+
 def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
     """Translates a store error into an S3 error; logs what an operator must look at under its own line.
     `name`: the object's, for an error that does not know it."""
@@ -185,7 +190,7 @@ def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
         log.warning("write not acknowledged: %s (%s)", error, error.__cause__ or "just now")
         return S3Error("InsufficientStorage", str(error))
     if isinstance(error, errors.CorruptExtentError):
-        log.error("corrupt extent, not served: %s %s", error.name or name, error)
+        log.log(_level_of(error), "corrupt extent, not served: %s %s", error.name or name, error)
     elif isinstance(error, errors.DiskFailedError | errors.DiskFullError):
         log.error("disk error: %s", error)
     elif isinstance(error, errors.ExhaustedError):
@@ -209,7 +214,7 @@ def to_batch_error(error: errors.StoreError) -> BatchError:
             "Busy", "the node's disk is full", help="delete data or enlarge the disk", retry_after=60
         )
     if isinstance(error, errors.CorruptExtentError):
-        log.error("corrupt extent, not served: %s", error)
+        log.log(_level_of(error), "corrupt extent, not served: %s", error)
         what = error.name or "stored bytes"
         return BatchError(
             "InternalError", f"{what}: damaged on the disk, so it is not served; run meshd fsck"

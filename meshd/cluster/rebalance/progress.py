@@ -8,6 +8,7 @@ compare.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -28,6 +29,8 @@ _PUBLISH_INTERVAL: Final = 1.0  # seconds between two publications
 _PUBLISHING_NODES: Final = 100  # nodes that may publish a second: every node gets what each of them publishes
 _EARLIER: Final = 8
 _MIN_RATE: Final = 1.0  # seconds of work before the remaining time is estimated
+_LOG_INTERVAL: Final = 60.0  # seconds between two log lines about one reason to wait
+_MOST_REASONS: Final = 100
 Phase = Literal["idle", "comparing", "repairing", "dropping", "waiting"]
 
 
@@ -78,6 +81,11 @@ def publish_interval(nodes: int) -> float:
     return max(_PUBLISH_INTERVAL, nodes / _PUBLISHING_NODES)
 
 
+def without_numbers(text: str) -> str:
+    """Returns a text that is the same for a failure that repeats with another object of another size."""
+    return re.sub("[0-9]+", "", text)
+
+
 class ProgressReporter:
     """Publishes the progress of one rebalancer. The sync in progress updates `stats`."""
 
@@ -88,6 +96,7 @@ class ProgressReporter:
         self.stats = SyncStats()
         self.progress = Progress()
         self._interval = _PUBLISH_INTERVAL
+        self._logged: dict[str, float] = {}  # when reasons to wait were logged, by their text without numbers
 
     def __repr__(self) -> str:
         return f"<ProgressReporter of {self._key}: {self.progress.doing}>"
@@ -143,7 +152,11 @@ class ProgressReporter:
 
     async def report_blocked(self, why: str, blocked: int = 0) -> None:
         """Reports that the rebalancer cannot continue now and will retry."""
-        if (self.progress.doing, self.progress.why) != ("waiting", why):
+        now, reason = self._clock.monotonic(), without_numbers(why)
+        if now - self._logged.get(reason, -_LOG_INTERVAL) >= _LOG_INTERVAL:
+            if len(self._logged) >= _MOST_REASONS:
+                self._logged.clear()
+            self._logged[reason] = now
             _log.warning("rebalancing is blocked", extra={"why": why})
         self.progress = msgspec.structs.replace(self.progress, doing="waiting", why=why, blocked=blocked)
         await self.publish()

@@ -21,7 +21,7 @@ from meshd.cluster.batched_map_changes import settle_node
 from meshd.cluster.data_dir_identity import latest_starts
 from meshd.cluster.rebalance.anti_entropy import SyncStats
 from meshd.cluster.rebalance.cleanup import SKEW, Cleanup
-from meshd.cluster.rebalance.progress import ProgressReporter
+from meshd.cluster.rebalance.progress import ProgressReporter, without_numbers
 from meshd.cluster.rebalance.sync_plan import full_scope, plan_sync, unowned_scopes
 from meshd.cluster.rebalance.sync_source import DocumentsRequest, InventoryRequest, SyncPeerLostError
 from meshd.cluster.rebalance.worker import LocalWorker, WorkerProcessClient
@@ -138,7 +138,7 @@ class Rebalancer:
 
     def _log_failure(self, message: str, error: Exception) -> None:
         """Logs a failure once, not with each of the attempts that it ends."""
-        before, self._failure = self._failure, repr(error)
+        before, self._failure = self._failure, without_numbers(repr(error))
         if self._failure != before:
             _log.error(message, exc_info=error)
 

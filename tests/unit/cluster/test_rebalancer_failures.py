@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from meshd.cluster.rebalance.progress import ProgressReporter
 from meshd.cluster.rebalance.rebalancer import Rebalancer, RebalancerDeps
 from meshd.store.errors import DiskFullError
 from meshwire.cluster import ClusterMap, Node
@@ -33,10 +34,14 @@ class _Mesh:
 
 
 @pytest.mark.parametrize(
-    "failure", [DiskFullError("the disks are full"), RuntimeError("cannot start a thread")]
+    "failures",
+    [
+        [RuntimeError("cannot start a thread")] * 4,
+        [DiskFullError(f"{size} bytes do not fit on a disk") for size in (1, 20, 3, 40)],
+    ],
 )
 def test_a_failure_is_logged_once_and_not_twice_a_second(
-    failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    failures: list[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check() -> None:
         clock, fake, mesh = ManualClock(), SimpleNamespace(), _Mesh()
@@ -45,10 +50,10 @@ def test_a_failure_is_logged_once_and_not_twice_a_second(
         anything: Any = fake
         view: Any = mesh
         rebalancer = Rebalancer(anything, anything, view, anything, control, deps, clock)
-        failures: list[Exception | None] = [failure, None, failure, failure, failure]
+        coming: list[Exception | None] = [failures[0], None, *failures[1:]]
 
         async def fail() -> None:
-            failing = failures.pop() if failures else None
+            failing = coming.pop() if coming else None
             if failing is not None:
                 raise failing
 
@@ -61,6 +66,25 @@ def test_a_failure_is_logged_once_and_not_twice_a_second(
 
     asyncio.run(check())
     assert caplog.text.count("Traceback") == 2, "once more after it had gone"
+
+
+def test_a_node_that_waits_says_why_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """The next attempt begins a comparison again, and may end with another object."""
+
+    async def check() -> None:
+        clock = ManualClock()
+        reporter = ProgressReporter("n1", MemoryControl(clock), clock)
+        for size in range(100, 220):
+            await reporter.begin_phase("comparing", 3)
+            await reporter.report_blocked(f"{size} bytes do not fit on a disk")
+            clock.advance(0.5)
+        await reporter.report_blocked("a peer does not answer")
+
+    asyncio.run(check())
+    assert [record.__dict__["why"] for record in caplog.records] == [
+        "100 bytes do not fit on a disk",
+        "a peer does not answer",
+    ]
 
 
 def _unused() -> Any:

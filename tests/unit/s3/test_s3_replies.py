@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,3 +48,15 @@ def test_every_error_of_the_store_has_a_word(kind: type[errors.StoreError]) -> N
 def test_a_full_disk_is_told_as_such() -> None:
     refusal = to_s3_error(errors.DiskFullError("no room"))
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
+
+
+def test_a_damaged_object_is_logged_when_it_is_found_not_with_every_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        to_s3_error(errors.CorruptExtentError("the checksum is another", "photos/1.jpg"))
+        assert "corrupt extent, not served: photos/1.jpg" in caplog.text
+        caplog.clear()
+        told = to_s3_error(errors.QuarantinedError("it is in quarantine"), "photos/1.jpg")
+        assert "photos/1.jpg is damaged on disk" in told.message
+        assert not caplog.records
