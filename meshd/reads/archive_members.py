@@ -17,12 +17,12 @@ import msgspec
 
 from meshd.core.api_errors import BatchError, store_errors, to_s3_error
 from meshd.core.read_source import GeneratedSource
-from meshd.objects.copy_object import check_source_conditions, copy_part_range
+from meshd.objects.copy_object import check_source_conditions
 from meshd.objects.object_reader import ReplacedError, lookup_result
 from meshd.store.errors import ExtentGoneError, StoreError
 from meshd.store.integrity.verification import damage_context
 from meshd.store.records import Record
-from meshd.views.copy_out import AssembledBody, copy_as_put, copy_as_upload_part
+from meshd.views.copy_out import AssembledBody, assembled_part, copy_as_put
 from meshd.views.view_kind import AssembledObject
 from meshwire import names
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, archive_kind, member_paths, name_page
@@ -108,27 +108,20 @@ class MemberService:
 
     async def member_as_upload(self, operation: ops.CopyObject) -> tuple[ops.PutObject, AssembledBody] | None:
         """Turn a copy of a member into an upload; return None for a copy of an object."""
-        made = await self._made(operation)
-        return None if made is None else (copy_as_put(operation, made.record), AssembledBody(made))
+        if operation.source.member is None:
+            return None
+        made = await self.open_member(operation.source)
+        check_source_conditions(operation.source_conditions, made.record)
+        return copy_as_put(operation, made.record), AssembledBody(made)
 
     async def member_as_part(
         self, operation: ops.UploadPartCopy
     ) -> tuple[ops.UploadPart, AssembledBody] | None:
         """Turn a part copied from a member into an uploaded part; return None for a part of an object. Raises
         S3Error InvalidArgument."""
-        made = await self._made(operation)
-        if made is None:
-            return None
-        return copy_as_upload_part(operation), AssembledBody(
-            made, *copy_part_range(operation.range, made.record.size)
-        )
-
-    async def _made(self, operation: ops.CopyObject | ops.UploadPartCopy) -> AssembledObject | None:
         if operation.source.member is None:
             return None
-        made = await self.open_member(operation.source)
-        check_source_conditions(operation.source_conditions, made.record)
-        return made
+        return assembled_part(operation, await self.open_member(operation.source))
 
     async def open_member(self, source: ops.CopySource) -> AssembledObject:
         """Return a member as the source of a copy. Raises S3Error."""

@@ -105,54 +105,35 @@ class LocalCopySources:
 
     async def find_source(self, ask: CopySourceRequest) -> Record:
         """Return the record of the source without the fields that only this node can use. Raises S3Error."""
-        record = await self._find(ask)
+        found = await self._open(ask)
+        record = found.record if isinstance(found, AssembledObject) else found
         return msgspec.structs.replace(record, extents=(), manifest=None)
 
     async def read_source(self, ask: CopySourceRequest) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of the source. Raises S3Error PreconditionFailed if its content has changed."""
-        if ask.member is not None:
-            body = await self._member(ask)
-            async for piece in body.pieces(BodyDigests()):
-                yield piece
-            return
-        record = await retry_if_written_back(partial(self._place, ask))
-        if isinstance(record, AssembledObject):
-            body = AssembledBody(record, ask.offset, ask.length)
-            async for piece in body.pieces(BodyDigests()):
-                yield piece
-            return
+        found = await self._open(ask)
+        record = found.record if isinstance(found, AssembledObject) else found
         if record.etag != ask.etag:
             raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
-        async with aclosing(read_chunks(self._store, record, ask.offset, ask.length)) as pieces:
+        if isinstance(found, AssembledObject):
+            body = AssembledBody(found, ask.offset, ask.length).pieces(BodyDigests())
+        else:
+            body = read_chunks(self._store, found, ask.offset, ask.length)
+        async with aclosing(body) as pieces:
             async for piece in pieces:
                 yield piece
 
-    async def _find(self, ask: CopySourceRequest) -> Record:
+    async def _open(self, ask: CopySourceRequest) -> AssembledObject | Record:
+        """Return the source: a member, an object of an origin, or a record of this node. Raises S3Error."""
+        source = ops.CopySource(ask.bucket, ask.key, ask.version, ask.member)
         if ask.member is not None:
-            return (await self._members.open_member(_source(ask))).record
-        record = await retry_if_written_back(partial(self._place, ask))
-        return record.record if isinstance(record, AssembledObject) else record
+            return await self._members.open_member(source)
+        return await retry_if_written_back(partial(self._open_object, source))
 
-    async def _place(self, ask: CopySourceRequest) -> AssembledObject | Record:
-        """Return the source: an object of an origin, or a record of this node. Raises S3Error."""
-        return await self._made(ask) or self._versions.find_copy_source(_source(ask))
-
-    async def _made(self, ask: CopySourceRequest) -> AssembledObject | None:
-        """Return the source if it is at an origin, else None. Raises S3Error."""
-        made = None if self._backed is None else await self._backed.as_copy_source(ask.bucket, ask.key)
-        if made is not None and ask.etag and made.record.etag != ask.etag:
-            raise S3Error("PreconditionFailed", "The source was replaced while it was copied.")
-        return made
-
-    async def _member(self, ask: CopySourceRequest) -> AssembledBody:
-        made = await self._members.open_member(_source(ask))
-        if made.record.etag != ask.etag:
-            raise S3Error("PreconditionFailed", "The archive was replaced while it was copied from.")
-        return AssembledBody(made, ask.offset, ask.length)
-
-
-def _source(ask: CopySourceRequest) -> ops.CopySource:
-    return ops.CopySource(ask.bucket, ask.key, ask.version, ask.member)
+    async def _open_object(self, source: ops.CopySource) -> AssembledObject | Record:
+        backed = self._backed
+        made = None if backed is None else await backed.as_copy_source(source.bucket, source.key)
+        return made or self._versions.find_copy_source(source)
 
 
 class CopySourceHandlers:
