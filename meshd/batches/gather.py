@@ -145,19 +145,18 @@ class GatherService:
 
     async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
         """Return a blob for each of the first items, as far as the credit allows."""
-        round_ = _GatherRun(self._store, self._readers, caller)
-        if not self._objects.single_node:
-            await round_.look_up(self._objects, asked.items)
+        run = _GatherRun(self._store, self._readers, self._objects, caller)
+        await run.look_up(asked.items)
         blobs: list[Blob] = []
         credit = asked.credit or _UNBOUNDED
         enough = min(credit, asked.enough or _UNBOUNDED)
         sent = 0
         turn = CooperativeYield()
         for item in asked.items:
-            blob = round_.resolve(item)
+            blob = run.resolve(item)
             if blob is None:
-                await self._open_shard(round_, item)
-                blob = round_.resolve(item)
+                await self._open_shard(run, item)
+                blob = run.resolve(item)
                 assert blob is not None
             room = -(-blob.length // BLOB_ALIGNMENT) * BLOB_ALIGNMENT
             if sent and sent + room > enough:
@@ -169,9 +168,9 @@ class GatherService:
             await turn.yield_if_due()
         return blobs
 
-    async def _open_shard(self, round_: _GatherRun, item: GatherItem) -> None:
+    async def _open_shard(self, run: _GatherRun, item: GatherItem) -> None:
         """Load the members of the item's shard into the run."""
-        known = round_.records[item.bucket, item.key]
+        known = run.records[item.bucket, item.key]
         assert isinstance(known, tuple)
         record = known[0]
         places = self._members.members_of(record)
@@ -184,24 +183,27 @@ class GatherService:
         except BatchError as error:
             if error.code == "Busy":  # concerns the node, not this item
                 raise
-            round_.records[item.bucket, item.key] = error.code
+            run.records[item.bucket, item.key] = error.code
             return
-        round_.records[item.bucket, item.key] = (plain, places)
+        run.records[item.bucket, item.key] = (plain, places)
 
 
 class _GatherRun:
     """The lookups of one request: the rights to a bucket and each shard are looked up once for all items."""
 
-    def __init__(self, store: ObjectStore, readers: DatasetAccess, caller: Caller) -> None:
-        self._store, self._readers, self._caller = store, readers, caller
+    def __init__(
+        self, store: ObjectStore, readers: DatasetAccess, objects: RemoteObjects, caller: Caller
+    ) -> None:
+        self._store, self._readers, self._objects, self._caller = store, readers, objects, caller
         self._rights: dict[str, BulkAccess | str] = {}  # or an error code
         self.records: dict[tuple[str, str], tuple[Record, _Places | None] | str] = {}  # shards; or a code
         self._remote: dict[tuple[str, str], Record | None] = {}
-        self._single_node = True
 
-    async def look_up(self, objects: RemoteObjects, items: Sequence[GatherItem]) -> None:
+    async def look_up(self, items: Sequence[GatherItem]) -> None:
         """Look up the objects that this node does not hold on those that do. Raises BatchError Busy."""
-        self._single_node = objects.single_node
+        objects = self._objects
+        if objects.single_node:
+            return
         names = list(
             {(item.bucket, item.key) for item in items if not objects.is_local(item.bucket, item.key)}
         )
@@ -245,7 +247,7 @@ class _GatherRun:
                 return "AccessDenied"
             elsewhere = (bucket, key) in self._remote
             record = self._remote[bucket, key] if elsewhere else self._store.get(bucket, key)
-            if record is not None and record.broken and not self._single_node:
+            if record is not None and record.broken and not self._objects.single_node:
                 record = to_remote_record(record)  # damaged on this node; read it from another owner
             return record or self._readers.missing_key_code(self._caller, bucket, key)
         except BatchError as error:
