@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from bench import (
     accelerators,
     checkpoints,
+    download_row,
     epochs,
     foretold,
     kept_row,
@@ -169,6 +170,11 @@ ENTRIES: Final = (
     ),
     Entry(
         checkpoints.NAME, "torch's checkpoints saved and loaded, beside others", 1.5, (), Bench.checkpoints
+    ),
+    *_family(
+        Bench.downloads,
+        (WEED,),
+        {row.name: (f"{row.title}: the SDK beside others", 1) for row in download_row.ROWS},
     ),
     Entry(owners.NAME, "rows from the nodes that have their bytes", 2.5, (ETCD,), Bench.owners),
     Entry(foretold.NAME, "the simulator beside a real mesh", 4, (ETCD, DRIVE), Bench.foretold),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from bench import (
     accelerators,
     checkpoints,
+    download_row,
     epochs,
     foretold,
     kept_row,
@@ -397,6 +398,7 @@ SECTIONS: Final = (
     _unscaled(tables_section, table_row.NAME),
     _unscaled(media_row.section, *(media.name for media in media_row.ROWS)),
     _unscaled(checkpoints.section, checkpoints.NAME),
+    Section(download_row.section, tuple(row.name for row in download_row.ROWS)),
     Section(passing_section, (proxy_overhead.NAME,)),
     _unscaled(owners.section, owners.NAME),
     _unscaled(foretold.section, foretold.NAME),

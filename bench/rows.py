@@ -42,6 +42,7 @@ class Scale:
     table_rows: int = 2_000_000
     media_files: int = 256
     checkpoint: int = 256 * MIB
+    downloaded: int = 40 * MIB
     rotational: int = 6_000
     rotational_long: int = 36_000
     rotational_reads: int = 1_000
@@ -76,6 +77,7 @@ QUICK = Scale(
     table_rows=160_000,
     media_files=32,
     checkpoint=4 * MIB,
+    downloaded=2 * MIB,
     rotational=128,
     rotational_long=256,
     rotational_reads=32,

@@ -19,6 +19,7 @@ from bench import (
     accelerators,
     checkpoints,
     decode_cost,
+    download_row,
     epochs,
     foretold,
     gather_timing,
@@ -212,6 +213,14 @@ class Bench:
         if server is None:
             return title, (), dict(self.absent)
         return title, checkpoints.measure(server, self.scale, self.say), {}
+
+    def downloads(self, name: str) -> Outcome:
+        row = next(row for row in download_row.download_rows(self.scale) if row.name == name)
+        server, weed = self.server("meshd"), self.server("seaweedfs")
+        if server is None:
+            return row.title, (), dict(self.absent)
+        skipped = {} if weed else {download_row.WEED: self.absent["seaweedfs"]}
+        return row.title, download_row.measure(row, server, weed, self.scale, self.say), skipped
 
     def pass_on(self) -> Outcome:
         reason = proxy_overhead.missing()

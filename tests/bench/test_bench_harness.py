@@ -24,6 +24,7 @@ from bench import (
     accelerator_threads,
     accelerators,
     checkpoints,
+    download_row,
     fill_and_check,
     foretold,
     loader_cpu_cost,
@@ -158,6 +159,20 @@ def test_the_row_of_checkpoints_at_toy_size(tmp_path: Path) -> None:
         assert found.value(name, "save")
         assert found.value(name, "load")
     assert checkpoints.TEXT in (tmp_path / "quick.md").read_text()
+
+
+@pytest.mark.bench
+@pytest.mark.sampled(3)
+def test_the_rows_of_downloads_at_toy_size(tmp_path: Path) -> None:
+    rows = quick_rows(tmp_path, "download-1m", "download-40m")
+    assert set(rows) == {"download-1m", "download-40m"}
+    for found in rows.values():
+        names = [name for name in download_row.CONTENDERS if name not in found.skipped]
+        assert found.contenders() == names
+        assert not any(found.problem(name) for name in names)
+        assert found.ratio(download_row.OURS, download_row.BOTO, "rate")
+        assert found.value(download_row.OURS, "server_us") is not None
+    assert download_row.TEXT in (tmp_path / "quick.md").read_text()
 
 
 @pytest.mark.bench
