@@ -24,12 +24,15 @@ from meshd.server.proxy.hops import (
     is_clock_skew_reply,
     is_damaged_reply,
     is_peer_status,
+    with_final_damage,
 )
 from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.server.proxy.upstream_request import UpstreamRequest
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics, tracing
+from meshwire.cluster.routes import COMPLETE_STATES
 from meshwire.errors import S3Error
+from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
     from meshd.rpc.peer_client import PeerClient
-    from meshd.server.proxy.hops import BucketRevisions, HopSigner
+    from meshd.server.proxy.hops import BucketRevisions, HopSigner, LocalDamageError
     from meshd.server.proxy.upstream_request import PartialBody
     from meshd.server.request import MeshRequest, RequestOrigin, RequestTrace
     from meshd.server.response import Reply
@@ -86,6 +89,8 @@ class _ForwardState:
         """Nodes that did not answer: they are tried again after all others."""
         self.damaged: set[str] = set()
         """Nodes on which the object is damaged: they are not tried again."""
+        self.final_damage = True
+        """Whether reading it there again cannot help."""
         self.has_alternative = False
         """Whether this is a read that another node than the one being tried can answer."""
 
@@ -151,25 +156,26 @@ class Forwarder:
         *,
         aim: str = "",
         begun: PartialBody | None = None,
-        damaged: bool = False,
+        damaged: LocalDamageError | None = None,
     ) -> Reply | None:
         """Send a request to a node that is responsible for its name and relay the response. Returns None if
-        this node turns out to be responsible, or if `damaged` (this node's copy is damaged) and all other
-        copies are damaged too. Raises S3Error SlowDown if no node answers, ConnectionError if the client is
-        gone. `context` counts for writes only. `begun`: a body of which a part was read."""
+        this node turns out to be responsible. Raises S3Error SlowDown if no node answers, InternalError if
+        all copies are damaged, ConnectionError if the client is gone. `context` counts for writes only.
+        `begun`: a body of which a part was read; `damaged`: why this node's own copy cannot be read."""
         sending = UpstreamRequest(request, head, self._body_timeout, begun)
         await sending.buffer_small_body(_HOLD)
         forward_state = _ForwardState(request, name, trace, aim, sending, context)
         deadline = self._clock.monotonic() + _PATIENCE
-        if damaged:
+        if damaged is not None:
             forward_state.damaged.add(self._mesh.node_id)
+            forward_state.final_damage = damaged.final
         while True:
             version = self._mesh.current_map().version
             nodes = [node for node in self._candidates(name) if node.node_id not in forward_state.damaged]
             if forward_state.damaged and not nodes:
-                if damaged:
-                    return None
-                raise S3Error("InternalError", _ALL_DAMAGED)
+                told = S3Error("InternalError", _ALL_DAMAGED) if damaged is None else damaged.client_error
+                final = forward_state.final_damage and self._all_nodes_present()
+                raise with_final_damage(told) if final else told
             if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
                 return None
             left = deadline - self._clock.monotonic()
@@ -183,6 +189,11 @@ class Forwarder:
                 await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
             elif await self._forward_to(target, forward_state, version, left):
                 return sending.reply()
+
+    def _all_nodes_present(self) -> bool:
+        """Whether no node is away or incomplete that may have another copy of an object."""
+        nodes = self._mesh.current_map().nodes
+        return all(node.state in COMPLETE_STATES for node in nodes if node.stores)
 
     def _require_caller(self, context: WriteContext) -> None:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
@@ -215,6 +226,7 @@ class Forwarder:
         if is_damaged_reply(kept_back):
             metrics.forwarded.labels("damaged").inc()
             forward_state.damaged.add(node.node_id)
+            forward_state.final_damage &= kept_back.headers[DAMAGED_HEADER] == FINAL_DAMAGE
         elif is_clock_skew_reply(kept_back):
             metrics.forwarded.labels("skewed").inc()
             forward_state.require_resendable(_SKEWED)

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.cluster.clock_skew import MAX_SKEW
 from meshd.cluster.read_barrier import ReadBarrier
+from meshd.core.api_errors import to_s3_error
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.response import Reply
+from meshd.store.errors import QuarantinedError
 from meshwire.errors import S3Error
-from meshwire.http_values.mesh_headers import FORWARDED_TRACE_HEADER
+from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE, FORWARDED_TRACE_HEADER
 from meshwire.s3 import operations as ops
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from meshd.control.control_api import ControlStore
     from meshd.rpc.http_connection import ResponseHead
     from meshd.server.request import MeshRequest
+    from meshd.store.errors import StoreError
     from meshd.telemetry.tracing import Span
     from meshd.util.clock import Clock
     from meshwire.s3.parse_request import RequestHead
@@ -239,17 +242,26 @@ class HopReceiver:
             )
 
 
-DAMAGED_HEADER: Final = "x-mesh-damaged"
 SKEWED_HEADER: Final = "x-mesh-skewed"
 
 
 class LocalDamageError(Exception):
-    """The requested bytes are unreadable on this node; nothing was sent. `told`: the client's error if no
-    other node has them."""
+    """The requested bytes of the object `name` are unreadable on this node, and nothing was sent.
+    `client_error`: the client's error if no other node has them; `final`: reading them again cannot help."""
 
-    def __init__(self, told: S3Error) -> None:
+    def __init__(self, why: StoreError, name: str) -> None:
         super().__init__("damaged on this node")
-        self.client_error = told
+        self.client_error = to_s3_error(why, name)
+        self.final = isinstance(why, QuarantinedError)
+
+    def client_error_of_only_copy(self) -> S3Error:
+        """Return the client's error where there are no other nodes."""
+        return with_final_damage(self.client_error) if self.final else self.client_error
+
+
+def with_final_damage(error: S3Error) -> S3Error:
+    """Return the error with a header that says that trying again cannot help."""
+    return S3Error(error.code, error.message, headers={DAMAGED_HEADER: FINAL_DAMAGE})
 
 
 def stale_map_reply(version: int, now: int) -> Reply:
@@ -258,10 +270,10 @@ def stale_map_reply(version: int, now: int) -> Reply:
     return _status_reply(421, "MisdirectedRequest", message, MAP_HEADER, str(version), now)
 
 
-def damaged_reply(now: int) -> Reply:
-    """Return 503: this node's copy is damaged."""
+def damaged_reply(now: int, *, final: bool) -> Reply:
+    """Return 503: this node's copy is damaged; `final`: reading it again cannot help."""
     message = "this node's copy is damaged; ask another node that stores it"
-    return _status_reply(503, "Damaged", message, DAMAGED_HEADER, "1", now)
+    return _status_reply(503, "Damaged", message, DAMAGED_HEADER, FINAL_DAMAGE if final else "1", now)
 
 
 def clock_skew_reply(now: int) -> Reply:

@@ -198,7 +198,7 @@ class RequestRouter:
         name = object_name_of(operation)
         mesh, views = self._services.mesh, self._services.views
         if name is not None and not views.is_view(name.bucket) and may_answer(mesh, name):
-            reply = await self._forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=True)
+            reply = await self._forwarder.forward(request, head, name, trace, INTERNAL_WRITE, damaged=error)
             if reply is not None:
                 trace.mark_forwarded()
                 return reply
@@ -288,9 +288,9 @@ class S3Endpoint:
                     return await retry_if_written_back(get)
                 except LocalDamageError as error:
                     if hop is not None:
-                        return damaged_reply(self._now())
+                        return damaged_reply(self._now(), final=error.final)
                     if self._router is None or deps.mesh.single_node:
-                        raise error.client_error from error
+                        raise error.client_error_of_only_copy() from error
                     return await self._router.relay_undamaged(request, head, operation, trace, error)
             body = RequestBody(request, head, deps.http.body_timeout, signer.claim, signer.verified)
             far = None if elsewhere is None else elsewhere.remote_source
@@ -403,7 +403,7 @@ class S3Endpoint:
         except (CorruptExtentError, DiskFailedError) as error:
             again = await self._deps.views.rebuild_result(asked, found.record.etag)
             if again is None:
-                raise LocalDamageError(to_s3_error(error, f"{operation.bucket}/{operation.key}")) from error
+                raise LocalDamageError(error, f"{operation.bucket}/{operation.key}") from error
             return Reply(status, headers, again[found.offset :][: found.length], self._now())
         except StoreError as error:
             raise to_s3_error(error) from error

@@ -59,7 +59,17 @@ def read_error(response: Response, request: Request) -> MeshError:
         what = f"s3:/{unquote(request.path)}: access denied"
         request_id = response.headers.get("x-amz-request-id", "")
         return server_error(403, _BARE_CODES[403], what, request_id=request_id, advice=_BARE_REFUSAL)
-    return _xml_error(response.status, body, after, response.headers.get("x-amz-request-id", ""), advice)
+    request_id = response.headers.get("x-amz-request-id", "")
+    return _xml_error(response.status, body, after, request_id, advice, damaged=_is_final_damage(response))
+
+
+def _is_final_damage(response: Response) -> bool:
+    """Return whether the bytes of an object are damaged on all nodes, so that trying again cannot help."""
+    if response.status != 500:
+        return False
+    from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE  # needed for refusals only
+
+    return response.headers.get(DAMAGED_HEADER, "") == FINAL_DAMAGE
 
 
 def _other_release(response: Response) -> str:
@@ -89,7 +99,9 @@ def _json_error(status: int, body: bytes, after: float | None) -> ServerError:
         return server_error(status, "", body[:200].decode("utf-8", "replace"), retry_after=after)
 
 
-def _xml_error(status: int, body: bytes, after: float | None, request_id: str, advice: str) -> MeshError:
+def _xml_error(
+    status: int, body: bytes, after: float | None, request_id: str, advice: str, *, damaged: bool
+) -> MeshError:
     from meshwire.s3.xml_documents import parse_error  # only refused requests pay for the XML parsers
 
     try:
@@ -106,7 +118,7 @@ def _xml_error(status: int, body: bytes, after: float | None, request_id: str, a
         error.code,
         error.message,
         request_id=request_id,
-        detail={"bucket": bucket} if bucket else {},
+        detail=({"bucket": bucket} if bucket else {}) | ({"damaged": True} if damaged else {}),
         advice=advice,
         retry_after=after,
     )

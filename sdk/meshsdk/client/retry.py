@@ -49,7 +49,8 @@ SETTLED_CODES = frozenset({"OpFailed"})  # the op would fail in the same way on 
 def retryable(error: BaseException) -> bool:
     """Return whether repeating an idempotent request can help."""
     if isinstance(error, ServerError):
-        return error.status in RETRIED_STATUSES and error.code not in SETTLED_CODES
+        settled = error.code in SETTLED_CODES or bool(error.detail.get("damaged"))
+        return error.status in RETRIED_STATUSES and not settled
     return isinstance(error, ConnectError)
 
 

@@ -22,6 +22,11 @@ WHOLE_CHECKSUM_PREFIX: Final = "x-mesh-checksum-"
 """With the name of an algorithm: the checksum of the whole object, in base64, beside a range of it."""
 
 
+DAMAGED_HEADER: Final = "x-mesh-damaged"
+"""Of a response: the object is damaged on the node that answers, or on all that store it."""
+FINAL_DAMAGE: Final = "final"
+"""Its value if trying again cannot help: the bytes are in quarantine, and no node that may have others is
+away."""
 FORWARDED_TRACE_HEADER: Final = "x-mesh-trace"
 """What `traceparent` says, for a request that a node forwards: a client may have signed its own
 `traceparent`, so that one stays as it is."""

@@ -79,12 +79,16 @@ def mesh(started: DaemonCluster) -> DaemonCluster:
 
 
 def _command(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    return _mesh(daemon, "cluster", *words)
+
+
+def _mesh(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {
         "MESH_ENDPOINT": daemon.endpoint,
         "AWS_ACCESS_KEY_ID": daemon.access_key,
         "AWS_SECRET_ACCESS_KEY": daemon.secret_key,
     }
-    line = [program("mesh"), "cluster", *words]
+    line = [program("mesh"), *words]
     return subprocess.run(line, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 
@@ -236,6 +240,9 @@ def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: DaemonCluster
     for name in NODES:
         with pytest.raises(ClientError, match="InternalError"):
             mesh[name].client().get_object(Bucket="rot", Key="both")
+        refused = _mesh(mesh[name], "cat", "s3://rot/both")
+        assert "damaged" in refused.stderr
+        assert "gave up" not in refused.stderr, "nothing is gained by more attempts"
     mesh["n1"].client().put_object(Bucket="rot", Key="both", Body=bodies["both"])
     _read_everywhere(mesh, bodies)
     assert _sound(mesh, bodies) == []
@@ -283,6 +290,9 @@ def test_the_only_copy_is_refused_until_it_is_put_again() -> None:
         assert found["ContentLength"] == 2000
         with pytest.raises(ClientError, match=r"InternalError.*rot/k is damaged on disk; put"):
             client.get_object(Bucket="rot", Key="k", Range="bytes=0-9")
+        refused = _mesh(daemon, "cat", "s3://rot/k")
+        assert "rot/k is damaged on disk" in refused.stderr
+        assert "gave up" not in refused.stderr, "nothing is gained by more attempts"
         assert client.get_object(Bucket="rot", Key="other")["Body"].read() == b"o" * 2000
         client.put_object(Bucket="rot", Key="k", Body=b"again")
         assert client.get_object(Bucket="rot", Key="k")["Body"].read() == b"again"

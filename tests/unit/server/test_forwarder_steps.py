@@ -11,11 +11,13 @@ import pytest
 from meshd.rpc.http_connection import PeerUnreachableError, ResponseHead
 from meshd.rpc.peer_client import MAP_HEADER
 from meshd.server.proxy.forwarder import Forwarder
-from meshd.server.proxy.hops import DAMAGED_HEADER, SKEWED_HEADER, ObjectName
+from meshd.server.proxy.hops import SKEWED_HEADER, LocalDamageError, ObjectName
+from meshd.store.errors import CorruptExtentError, QuarantinedError
 from meshd.store.records import INTERNAL_WRITE
 from meshwire.cluster import Node
 from meshwire.cluster.routes import Route
 from meshwire.errors import S3Error
+from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE
 from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
@@ -37,9 +39,12 @@ class _Map:
         self.being_probed: set[str] = set()
         self.retry_after_absence = 5
         self.waited: list[int] = []
+        self.third = "up"
+        """The state of a node that is none of the owners that can be read from."""
 
     def current_map(self) -> Any:
-        return SimpleNamespace(version=self.version)
+        third = SimpleNamespace(state=self.third, stores=True)
+        return SimpleNamespace(version=self.version, nodes=[third])
 
     def route_for(self, bucket: str, key: str) -> Route:
         nodes = tuple(Node(name, f"http://{name}") for name in self.owners)
@@ -86,6 +91,7 @@ def _says(status: int, header: str, value: str = "1") -> ResponseHead:
 
 
 DAMAGED, SKEWED = _says(503, DAMAGED_HEADER), _says(503, SKEWED_HEADER)
+FINAL = _says(503, DAMAGED_HEADER, FINAL_DAMAGE)
 AWAY = PeerUnreachableError("refused")
 BEGUN = PeerUnreachableError("reset", begun=True)
 
@@ -95,6 +101,7 @@ def _forward(
     name: ObjectName = READ,
     owners: Sequence[str] = OTHERS,
     gone: bool = False,
+    third: str = "up",
     **how: Any,
 ) -> tuple[int | None, list[str], _Map]:
     """(status, or None when it is this node's after all; who was asked; the mesh)."""
@@ -102,6 +109,7 @@ def _forward(
         method="GET", body_exists=False, headers={}, content_length=None, held_body=None, keep_alive=True
     )
     mesh = _Map(ManualClock(), owners)
+    mesh.third = third
     forwarder = _Scripted(mesh, script, gone=gone)
     trace: Any = SimpleNamespace(sent=0, received=0)
     try:
@@ -164,8 +172,32 @@ def test_damaged_copies_are_not_asked_for_again() -> None:
     with pytest.raises(S3Error, match="damaged on every node") as caught:
         _forward(DAMAGED, DAMAGED)
     assert caught.value.__notes__[0] == "n1 n2"
-    assert _forward(DAMAGED, DAMAGED, damaged=True)[0] is None
-    assert _forward(owners=[ME, "n1"], damaged=True)[1] == ["n1"]
+    own = LocalDamageError(QuarantinedError("in quarantine"), "b/k")
+    with pytest.raises(S3Error, match="b/k is damaged on disk"):
+        _forward(DAMAGED, DAMAGED, damaged=own)
+    assert _forward(owners=[ME, "n1"], damaged=own)[1] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "states", "own", "final"),
+    [
+        ([FINAL, FINAL], "up", None, True),
+        ([FINAL, FINAL], "up", QuarantinedError("in quarantine"), True),
+        ([FINAL, DAMAGED], "up", None, False),  # found just now: the next read may be right
+        ([FINAL, FINAL], "up", CorruptExtentError("another checksum"), False),
+        ([FINAL, FINAL], "away", None, False),  # it may have another copy
+    ],
+)
+def test_what_no_node_can_have_is_not_worth_another_try(
+    answers: list[ResponseHead], states: str, own: CorruptExtentError | None, final: bool
+) -> None:
+    damaged = None if own is None else LocalDamageError(own, "b/k")
+    with pytest.raises(S3Error) as caught:
+        _forward(*answers, damaged=damaged, third=states)
+    assert (caught.value.code, caught.value.headers.get(DAMAGED_HEADER) == FINAL_DAMAGE) == (
+        "InternalError",
+        final,
+    )
 
 
 def test_it_ends_here_when_this_node_answers() -> None:
