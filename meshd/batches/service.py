@@ -21,16 +21,11 @@ from meshd.batches.plan_registration import check_mix, compile_plan, describe_pl
 from meshd.batches.sample_responses import sample_blobs, samples_body, tar_body
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.document_store import unknown_document
-from meshd.core.frame_address import (
-    FrameAddress,
-    PartAddress,
-    RowsAddress,
-    consecutive_steps,
-    leading_frames,
-)
+from meshd.core.frame_address import PartAddress, RowsAddress
 from meshd.core.sample_locations import PinnedObjects, bytes_columns
 from meshd.datasets.bucket_incarnations import few_of_origins
 from meshd.datasets.service import invalid_plan
+from meshd.peer_reads.peer_frames import NearCacheFrameSource, RendezvousFrameSource
 from meshd.transform.plan_notes import plan_notes
 from meshd.transform.source_files import SourceGoneError
 from meshwire.frame.tensor_frame import FRAME_VERSION, Status
@@ -55,7 +50,7 @@ if TYPE_CHECKING:
     from meshd.batches.read_ahead.shuffle_advice import ShuffleAdvisor
     from meshd.batches.sample_responses import StreamBody
     from meshd.core.document_store import DocumentStore
-    from meshd.core.frame_address import Address, Frame, FrameSource
+    from meshd.core.frame_address import Address, Frame, FrameAddress, FrameSource
     from meshd.core.plan_record import Plan
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.datasets.service import DatasetService
@@ -254,13 +249,7 @@ class BatchService:
         assigned to, so that it is built once whichever node receives the request.
         """
         await self.plan(caller, address.plan)
-        if isinstance(address, FrameAddress) and self._objects.near_cache is not None:
-            return await self._cached_or_peer_frame(address)
-        if shared and isinstance(address, FrameAddress) and not self._objects.single_node:
-            frame = await self._objects.frames.assigned_peer_frame(address)
-            if frame is not None:
-                return frame
-        return await self._frames.get_frame(address, kept_bytes)
+        return await self._frame_source(shared=shared).get_frame(address, kept_bytes)
 
     async def get_frames(
         self,
@@ -272,13 +261,15 @@ class BatchService:
         kept_bytes: int | None = None,
     ) -> list[Frame]:
         """Return the frames of consecutive steps, as `get_frame` does; see `FrameSource.get_frames`."""
-        if self._objects.near_cache is not None or (shared and not self._objects.single_node):
-            steps = consecutive_steps(first, count)
-            return await leading_frames(
-                self.get_frame(caller, step, shared=shared, kept_bytes=kept_bytes) for step in steps
-            )
         await self.plan(caller, first.plan)
-        return await self._frames.get_frames(first, count, kept_bytes)
+        return await self._frame_source(shared=shared).get_frames(first, count, kept_bytes)
+
+    def _frame_source(self, *, shared: bool) -> FrameSource:
+        if self._objects.near_cache is not None:
+            return NearCacheFrameSource(self._objects.frames, self._frames)
+        if shared and not self._objects.single_node:
+            return RendezvousFrameSource(self._objects.frames, self._frames)
+        return self._frames
 
     async def get_part(
         self, caller: Caller, address: FrameAddress, version: int, kept_bytes: int | None = None
@@ -289,15 +280,6 @@ class BatchService:
         """
         await self.plan(caller, address.plan)
         return await self._frames.get_frame(PartAddress(address, version), kept_bytes)
-
-    async def _cached_or_peer_frame(self, address: FrameAddress) -> Frame:
-        """Return the frame from the near cache, else from the peer assigned to its address; cache it."""
-        peers = self._objects.frames
-        frame = await peers.cached_frame(address)
-        if frame is None:
-            frame = await peers.assigned_peer_frame(address) or await self._frames.get_frame(address)
-            peers.cache_frame(address, frame)
-        return frame
 
     async def get_rows(self, caller: Caller, digest: str, epoch: int, body: bytes) -> Frame:
         """Return a frame of chosen samples in the requested order. Raises BatchError."""

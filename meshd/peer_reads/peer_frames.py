@@ -36,15 +36,29 @@ class RendezvousFrameSource:
     async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
         """Return the frame; see `FrameSource`."""
         if isinstance(address, FrameAddress | BlockAddress):
-            met = await self._remote.assigned_peer_frame(address)
-            if met is not None:
-                return met
+            frame = await self._remote.assigned_peer_frame(address)
+            if frame is not None:
+                return frame
         return await self._frames.get_frame(address, kept_bytes)
 
     async def get_frames(self, first: FrameAddress, count: int, kept_bytes: int | None = None) -> list[Frame]:
         """Return the frames of consecutive steps; see `FrameSource`."""
         steps = consecutive_steps(first, count)
         return await leading_frames(self.get_frame(step, kept_bytes) for step in steps)
+
+
+class NearCacheFrameSource(RendezvousFrameSource):
+    """A RendezvousFrameSource that keeps the frames of steps in the near cache."""
+
+    async def get_frame(self, address: AnyFrameAddress, kept_bytes: int | None = None) -> Frame:
+        """Return the frame; see `FrameSource`."""
+        if not isinstance(address, FrameAddress):
+            return await super().get_frame(address, kept_bytes)
+        frame = await self._remote.cached_frame(address)
+        if frame is None:
+            frame = await super().get_frame(address, kept_bytes)
+            self._remote.cache_frame(address, frame)
+        return frame
 
 
 class PeerFrames:
