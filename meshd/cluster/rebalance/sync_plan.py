@@ -1,9 +1,10 @@
 """Sync plan: which slots a node compares with which peers, and which items it is missing; pure.
 
 Law: no I/O. A node compares each slot it is to own with every node in the slot's read set and with no
-other, for those nodes are complete. A tombstone known to either side counts for both; of null versions
-the highest stamp wins; of a version's tags and ACL the last change wins. Invariant: a node that applies
-everything `missing_items` returns, in any order, is missing nothing more. Equal contents have equal
+other, for those nodes are complete. If all owners of a slot were given up, it takes what those of them
+have that joined again, and waits for no other. A tombstone known to either side counts for both; of null
+versions the highest stamp wins; of a version's tags and ACL the last change wins. Invariant: a node that
+applies everything `missing_items` returns, in any order, is missing nothing more. Equal contents have equal
 digests.
 """
 
@@ -253,11 +254,13 @@ def plan_sync(cluster: ClusterMap, node_id: str, copies: Iterable[int]) -> SyncP
     blocked = 0
 
     for number in set(copies):
-        for route, slots in routes(cluster, number).slots_by_route(node_id):
+        table = routes(cluster, number)
+        for route, slots in table.slots_by_route(node_id):
             if all(node.node_id != node_id for node in route.write_set):
                 continue
-            others = [node.node_id for node in route.read_set if node.node_id != node_id]
-            blocked += 0 if route.read_set else slots.size
+            holders = route.read_set or table.given_up_owners(int(slots[0]))
+            others = [node.node_id for node in holders or () if node.node_id != node_id]
+            blocked += slots.size if holders is None else 0
             for place, other in enumerate(others):
                 _mark(all_peers, other, number, slots, cluster.slots)
                 _mark(first, other, number, slots[slots % len(others) == place], cluster.slots)

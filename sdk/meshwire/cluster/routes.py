@@ -173,6 +173,14 @@ class Routes:
             self._decided[node_id, first_only] = found
         return found
 
+    def given_up_owners(self, slot: int) -> tuple[Node, ...] | None:
+        """Return the owners of a slot that were given up and have joined again, if all its owners were given
+        up: nobody else has its data, and nobody is expected to bring it. Otherwise None."""
+        owners = self._present.owners_of_slot(slot)
+        if any(node.state not in ("down", "joining") for node in owners):
+            return None
+        return tuple(node for node in owners if node.state == "joining")
+
     def _make(self, slot: int) -> Route:
         present, future = self._present.owners_of_slot(slot), self._future.owners_of_slot(slot)
         readers = _readers(present)

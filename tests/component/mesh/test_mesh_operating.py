@@ -126,6 +126,32 @@ def test_a_node_whose_disk_is_lost_is_replaced_by_an_empty_one(mesh: DaemonClust
     mesh.await_state("n3", "up")
 
 
+def test_a_mesh_goes_on_without_what_only_a_lost_node_had(mesh: DaemonCluster) -> None:
+    """A bucket with one copy; that node is lost, and after all returns with what it had."""
+    line, env = line_of(mesh)
+    line[1:] = ["bucket", "create", "single", "--copies", "1"]
+    subprocess.run(line, env=env, check=True, capture_output=True, timeout=60)
+    store = mesh["n1"].client()
+    keys = {name: mesh.key_with_primary(name, "single", copies=1) for name in ("n1", "n3")}
+    for key in keys.values():
+        store.put_object(Bucket="single", Key=key, Body=b"first")
+    mesh.kill("n3")
+    mesh.await_state("n3", "away")
+    assert "lost NODE --anyway" in command(mesh, "lost", "n3").stderr
+    assert "n3 is down" in command(mesh, "lost", "n3", "--anyway").stdout
+    mesh.await_map(lambda found: not found.is_rebalancing)
+    assert store.get_object(Bucket="single", Key=keys["n1"])["Body"].read() == b"first"
+    other = mesh.key_with_primary("n1", "single", "again", copies=1)
+    store.put_object(Bucket="single", Key=other, Body=b"second")
+    mesh.up("n3")
+    mesh.await_healthy()
+    assert store.get_object(Bucket="single", Key=keys["n3"])["Body"].read() == b"first"
+    assert store.get_object(Bucket="single", Key=other)["Body"].read() == b"second"
+    for key in (*keys.values(), other):  # a mesh without it is of no concern to the other tests
+        store.delete_object(Bucket="single", Key=key)
+    store.delete_bucket(Bucket="single")
+
+
 def test_an_empty_directory_takes_the_place_of_one_whose_objects_others_have(mesh: DaemonCluster) -> None:
     mesh.kill("n3")
     mesh.remove_data("n3")

@@ -164,6 +164,33 @@ def test_a_node_compares_with_all_who_are_complete(cluster: ClusterMap) -> None:
     assert np.sum(once) == len(set().union(*wanted.values()))
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_slots_whose_owners_were_all_given_up_are_waited_for_no_longer(copies: int) -> None:
+    cluster, lost = even(4, slots=SLOTS), ["n000", "n001"][:copies]
+    for node_id in lost:
+        cluster = turn.mark_node_away(cluster, node_id)
+    for node_id in lost:
+        assert node_id == "n000" or plan_sync(cluster, "n002", [copies]).blocked_slots
+        cluster = turn.mark_node_down(cluster, node_id)
+    assert not plan_sync(cluster, "n002", [copies]).blocked_slots
+
+    back = turn.set_node_weight(turn.join_node(cluster, even(1).nodes[0]), "n002", 2)
+    placed, wanted = compute_placement(back, copies, "present"), compute_placement(back, copies)
+    mine = [
+        slot
+        for slot in range(SLOTS)
+        if {node.node_id for node in placed.owners_of_slot(slot)} == set(lost)
+        and "n002" in {node.node_id for node in wanted.owners_of_slot(slot)}
+    ]
+    assert mine
+    assert plan_sync(back, "n002", [copies]).peers["n000"].masks()[copies][mine].all()  # what it still has
+
+    for share in cluster.target_shares:
+        cluster = turn.mark_complete(cluster, share.node_id)
+    assert not cluster.is_rebalancing
+    assert all(routes(cluster, copies).route_of_slot(slot).primary for slot in range(SLOTS))
+
+
 @given(clusters(states=("up",), least=2))
 def test_no_node_has_much_more_than_its_share_of_first_copies(cluster: ClusterMap) -> None:
     loads = compute_placement(cluster, 1).slots_per_node()
