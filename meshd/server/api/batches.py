@@ -77,19 +77,12 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class BatchEndpoint:
-    """The batch API. One instance per worker; its only state is the streams in progress, by account.
-    `frame_service`: hands frames over to jobs on this host."""
+    """The batch API. One instance per worker; its only state is the streams in progress, by account."""
 
     def __init__(
-        self,
-        batches: BatchService,
-        gathers: GatherService,
-        rows: RowDescriptions,
-        api: JsonApi,
-        frame_service: LocalFrameService | None = None,
+        self, batches: BatchService, gathers: GatherService, rows: RowDescriptions, api: JsonApi
     ) -> None:
-        self._batches, self._gathers, self._api = batches, gathers, api
-        self._rows, self._frame_service = rows, frame_service
+        self._batches, self._gathers, self._rows, self._api = batches, gathers, rows, api
         self._streams = Admission(MAX_STREAM_BYTES)
 
     def __repr__(self) -> str:
@@ -184,9 +177,8 @@ class BatchEndpoint:
 
     async def _send(self, request: MeshRequest, frames: Sequence[Frame]) -> Reply:
         """Send frames with the headers of this node; see `send_frames`."""
-        return await send_frames(
-            request, frames, self._api.now(), self._api.location_headers(), self._frame_service
-        )
+        api = self._api
+        return await send_frames(request, frames, api.now(), api.location_headers(), api.frame_service)
 
     async def _tensors(
         self, request: MeshRequest, caller: Caller, address: FrameAddress, query: Mapping[str, str]

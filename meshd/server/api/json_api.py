@@ -81,7 +81,7 @@ class JsonApi:
     def __init__(
         self, clock: Clock, mesh: ClusterView | None = None, frame_service: LocalFrameService | None = None
     ) -> None:
-        self._clock, self._mesh, self._frame_service = clock, mesh, frame_service
+        self._clock, self._mesh, self.frame_service = clock, mesh, frame_service
         self._works = Admission(MAX_CONCURRENT_REQUESTS)
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class JsonApi:
         """Return the headers that tell the SDK the cluster map's version, and jobs on this host where to get
         frames."""
         headers = [] if self._mesh is None else map_headers(self._mesh)
-        return headers if self._frame_service is None else [*headers, self._frame_service.location_header]
+        return headers if self.frame_service is None else [*headers, self.frame_service.location_header]
 
     def _refusal(self, trace: RequestTrace, error: BatchError) -> Reply:
         trace.code, request_id = error.code, trace.request_id
@@ -177,7 +177,7 @@ def hold_capacity(room: Admission, identity: Identity, units: int, what: str) ->
 
 def caller_of(request: MeshRequest, identity: Identity) -> Caller:
     """Return the caller: the identity and the request's context."""
-    return Caller(identity, getattr(request, "context", None) or NO_CONTEXT)
+    return Caller(identity, request.context or NO_CONTEXT)
 
 
 def parse_query(request: MeshRequest, known: tuple[str, ...]) -> dict[str, str]:
