@@ -19,8 +19,7 @@ from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_build_cache import BuildResults, request_name, result_name
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
-from meshd.datasets.source_files import named_files, scanned_files
-from meshd.datasets.source_listings import SourceListings, rows_of
+from meshd.datasets.source_listings import SourceListings, named_files, rows_of, scanned_files
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.telemetry import metrics
