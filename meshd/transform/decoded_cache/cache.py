@@ -19,7 +19,6 @@ from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
 from meshd.transform.decoded_cache.moved_entries import MovedEntries
-from meshd.transform.decoded_cache.plan_state import FieldChoice, PlanState
 from meshd.transform.decoded_cache.policy import Candidate, Limit, describe_prefix, find_room
 from meshd.transform.decoded_cache.segment_store import MIN_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import (
@@ -30,7 +29,7 @@ from meshd.transform.decoded_cache.slice_order import (
     WRITE_PAUSE,
     SliceOrder,
 )
-from meshd.transform.decoded_cache.tables import Table, leaves_out_results
+from meshd.transform.decoded_cache.tables import FieldChoice, PlanState, Table, leaves_out_results
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:

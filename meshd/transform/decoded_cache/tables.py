@@ -1,4 +1,5 @@
-"""Tables of the decoded cache: for one kind of result, where the entry of each sample lies.
+"""Tables of the decoded cache: for one kind of result, where the entry of each sample lies; and which of them
+a plan uses.
 
 A table belongs to (snapshot, field, ops of the prefix, variant), whichever plans use it. Its index takes 12
 bytes a sample.
@@ -7,7 +8,7 @@ bytes a sample.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,12 +17,13 @@ from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.policy import Limit, Mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from meshd.transform.decoded_cache.messages import StoredEntry, TableUse
+    from meshd.transform.decoded_cache.policy import Candidate
     from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 
 JUDGED_READS: Final = 256
@@ -217,6 +219,32 @@ class Table:
     def set_limit(self, limit: int, now: float) -> None:
         """Bound the table's bytes for LIMIT_SECONDS."""
         self.limit, self.limited_until = limit, now + LIMIT_SECONDS
+
+
+@dataclass(slots=True)
+class FieldChoice:
+    """The prefix of one field that is kept; `tables` by variant."""
+
+    steps: int
+    digests: dict[int, str] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PlanState:
+    """What is known of a plan's prefixes. `fields`: the choices, None while its rows are measured."""
+
+    samples: SampleSet
+    measured: int = 0
+    candidates: dict[int, dict[tuple[int, int, str], Candidate]] = field(default_factory=dict)
+    fields: list[FieldChoice | None] | None = None
+
+    @property
+    def tables(self) -> Iterator[Table]:
+        """All tables of its fields."""
+        for choice in self.fields or ():
+            if choice is not None:
+                yield from choice.tables.values()
 
 
 def leaves_out_results(quota: int, taken: int, tables: Sequence[Table]) -> bool:
