@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MAX_HEAD = 96 << 10
 _HEAD_ROOM = 16 << 10  # bytes per read of a head: the body may be read by other means
 _BODY_ROOM = 256 << 10
+_MAX_DIGITS = 18  # of a content length
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: [^\r\n]*)?\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})(?:;[^\r\n]*)?\r\n")
 
@@ -326,7 +327,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if length is None:
             self._keep = False
             return -3
-        if not (length.isascii() and length.isdigit()):
+        if not (length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS):
             raise _BadResponseError("the content length is not a number")
         return int(length)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from meshsdk.client.fork_safe_lock import ForkSafeLock
+from meshsdk.errors import CorruptFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +181,8 @@ class Arena:
         return Lease(holder.data, size)
 
     def acquire_slot(self, size: int) -> Lease:
-        """Lease memory for `size` bytes: a free slot, else a new one, if need be beyond the budget."""
+        """Lease memory for `size` bytes: a free slot, else a new one, if need be beyond the budget. Raises
+        CorruptFrameError if there is none."""
         self.collect()
         slot = self._fitting(size) or self._grow(size)
         holder = slot.memory.view(_Holder)
@@ -243,7 +245,10 @@ class Arena:
         while self._free and self.allocated + capacity > self.budget:
             self.allocated -= len(self._free.pop(0).memory)
         spare = self.allocated + capacity > self.budget
-        slot = _Slot(self.memory.allocate(capacity), spare)
+        try:
+            slot = _Slot(self.memory.allocate(capacity), spare)
+        except (OSError, MemoryError, OverflowError) as error:
+            raise no_memory(size) from error
         self.overflows += spare
         self.allocated += capacity
         return slot
@@ -255,6 +260,12 @@ class Arena:
 
     def __repr__(self) -> str:
         return f"Arena({self.leased >> 20} of {self.budget >> 20} MiB leased, {self.overflows} overflows)"
+
+
+def no_memory(size: int) -> CorruptFrameError:
+    """Return the error for a frame for which there is no memory: the size that a node announces may be
+    wrong."""
+    return CorruptFrameError(f"there is no memory for a frame of {size} bytes, as a node announces it")
 
 
 def slot_size(size: int) -> int:

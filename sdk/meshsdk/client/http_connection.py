@@ -34,6 +34,8 @@ MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
 _MAX_IDLE = 16
 _SLOWEST = 1024  # bytes per second: a body that comes more slowly is given up
+_TOO_SLOW = f"received less than {_SLOWEST} bytes per second"
+_KEEPALIVE = 64  # bytes: what S3 stores send while they work on a request is a short blank chunk
 _MAX_DIGITS = 18
 _STATUS = re.compile(r"[0-9]{3}")
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
@@ -191,13 +193,15 @@ class Connection:
             filled += self._recv(view[filled:], self._flags)
             if filled < len(view) and (now := time.monotonic()) >= until:
                 if filled < least:
-                    raise self._broken(f"received less than {_SLOWEST} bytes per second")
+                    raise self._broken(_TOO_SLOW)
                 until, least = now + self._timeout, filled + _SLOWEST * self._timeout
 
     def read_line(self) -> bytes:
         """Read one line of chunked framing; the result is without CRLF."""
-        line = bytearray()
+        line, until = bytearray(), time.monotonic() + self._timeout
         while not line.endswith(b"\r\n"):
+            if line and time.monotonic() > until:
+                raise self._broken("a line of the chunked body came too slowly")
             if self._start == self._end:
                 self._refill()
             stop = self._ahead.find(b"\n", self._start, self._end)
@@ -210,7 +214,9 @@ class Connection:
 
     def read_rest(self) -> Iterator[bytes]:
         """Yield the body of a response that ends when the server closes the connection."""
+        pace = _Pace(self)
         while True:
+            began = time.monotonic()
             if self._start == self._end:
                 try:
                     self._refill()
@@ -220,6 +226,7 @@ class Connection:
                     return
             piece = bytes(self._ahead[self._start : self._end])
             self._start = self._end
+            pace.count(began, len(piece))
             yield piece
 
     def idle(self) -> bool:
@@ -248,6 +255,23 @@ class Connection:
     def __repr__(self) -> str:
         state = "closed" if self._socket.fileno() < 0 else "open"
         return f"Connection({self.endpoint}, {state})"
+
+
+class _Pace:
+    """How fast a body of unknown size arrives. The time that its reader spends on it does not count."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._waited, self._size = connection, 0.0, 0
+
+    def count(self, began: float, size: int) -> None:
+        """Count `size` bytes, waited for since `began`. Raises ConnectError after a timeout of waiting with
+        less than 1 KiB per second."""
+        timeout = self._connection._timeout
+        self._waited, self._size = self._waited + time.monotonic() - began, self._size + size
+        if self._waited >= timeout:
+            if self._size < _SLOWEST * timeout:
+                raise self._connection._broken(_TOO_SLOW)
+            self._waited, self._size = 0.0, 0
 
 
 class Response:
@@ -336,8 +360,14 @@ class Response:
 
     def _chunks(self, size: int) -> Iterator[Buffer]:
         """Yield the body of a chunked response (RFC 9112 §7.1); trailers are read and discarded."""
+        pace, began = _Pace(self._connection), time.monotonic()
         while length := self._chunk_size():
-            yield from self._sized(length, size)
+            for piece in self._sized(length, size):
+                if len(piece) <= _KEEPALIVE and bytes(piece).isspace():
+                    pace = _Pace(self._connection)
+                pace.count(began, len(piece))
+                yield piece
+                began = time.monotonic()
             self._connection.read_line()
         while self._connection.read_line():
             pass

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from meshsdk.client.arena import no_memory
 from meshsdk.client.native_api import rows_request
 from meshsdk.errors import ConfigurationError, CorruptFrameError, MeshError
 from meshwire.frame import tensor_frame
@@ -82,7 +83,10 @@ def read_frame(response: Response, step: int = 0, *, verify: bool = True) -> Fra
     """
     if not response.length:
         raise CorruptFrameError("the response has no Content-Length")
-    memory = np.empty(response.length, np.uint8)
+    try:
+        memory = np.empty(response.length, np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise no_memory(response.length) from error
     view = memory.data
     response.readinto(view)
     return open_frame(view, step, verify=verify, origin=response.headers.get("x-mesh-frame", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from meshsdk.client.arena import no_memory
 from meshsdk.client.routing import near_caches
 from meshsdk.errors import CorruptFrameError
 from meshsdk.loader_stats import Arrival
@@ -71,6 +72,8 @@ class SplitFrame:
             self.joining.read_part(response.length, response.fill, verify=verify)
         except FrameError as error:
             raise CorruptFrameError(f"step {self.step}: {error}") from error
+        except MemoryError as error:
+            raise no_memory(response.length) from error
         self.left -= 1
         self.bytes += response.length
         self.began, self.server = (

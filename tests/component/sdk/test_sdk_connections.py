@@ -131,6 +131,9 @@ def test_a_map_version_of_thousands_of_digits_is_none(canned: Canned, transport:
     assert transport.text(GET) == b"ok"
 
 
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("at_once", "then", "told"),
     [
@@ -141,6 +144,9 @@ def test_a_map_version_of_thousands_of_digits_is_none(canned: Canned, transport:
         ),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n", b"y" * 400, "less than 1024 bytes per second"),
         (b"HTTP/1.1 100 Go\r\n\r\n", b"HTTP/1.1 100 Go\r\n\r\n" * 20, "head came too slowly"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b"y" * 100, "less than 1024 bytes per second"),
+        (_CHUNKED, b"1\r\ny\r\n" * 30, "less than 1024 bytes per second"),
+        (_CHUNKED, b"1;" + b"x" * 100, "chunked body came too slowly"),
     ],
 )
 def test_a_node_that_sends_a_byte_now_and_then_is_given_up(at_once: bytes, then: bytes, told: str) -> None:
@@ -163,6 +169,26 @@ def test_a_node_that_sends_a_byte_now_and_then_is_given_up(at_once: bytes, then:
             pytest.raises(ConnectError, match=told),
         ):
             connection.receive().read()
+        await_end(thread)
+
+
+def test_blank_chunks_of_a_store_that_works_on_a_request_are_waited_for() -> None:
+    """Amazon S3 sends them while it completes a large upload."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def work() -> None:
+            taken, _ = listener.accept()
+            with taken:
+                taken.sendall(_CHUNKED)
+                for chunk in (*[b"1\r\n \r\n"] * 8, b"4\r\n<a/>\r\n0\r\n\r\n"):
+                    taken.sendall(chunk)
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        with closing(Connection(endpoint, 0.5, 5.0)) as connection:
+            assert connection.receive().read() == b" " * 8 + b"<a/>"
         await_end(thread)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshsdk.client.arena import Arena, HostMemory, slot_size
+from meshsdk.datasets.batch import read_frame
+from meshsdk.errors import CorruptFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,6 +124,17 @@ def test_slots_are_whole_pages_with_little_slack(size: int) -> None:
     assert slot_size(size) >= size
     assert slot_size(size) % PAGE == 0
     assert slot_size(size) <= max(size * 9 // 8, PAGE) + PAGE
+
+
+def test_a_frame_of_an_absurd_size_is_a_failed_attempt() -> None:
+    """A node announces it: another one may send the frame."""
+    arena, size = Arena(4 * PAGE), 10**17
+    with pytest.raises(CorruptFrameError, match=f"no memory for a frame of {size} bytes"):
+        arena.acquire_slot(size)
+    assert (arena.leased, arena.allocated, arena.overflows) == (0, 0, 0)
+    response: Any = SimpleNamespace(length=size)
+    with pytest.raises(CorruptFrameError, match=f"no memory for a frame of {size} bytes"):
+        read_frame(response)
 
 
 def test_host_memory_is_aligned_and_writable() -> None:
