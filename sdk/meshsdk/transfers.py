@@ -8,6 +8,7 @@ renamed), and a failed upload is aborted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -36,7 +37,7 @@ from meshsdk.client.verified_reads import (
     with_checksum,
     write_body,
 )
-from meshsdk.errors import ConnectError, MeshError, NotFoundError
+from meshsdk.errors import ConfigurationError, ConnectError, MeshError, NotFoundError
 from meshwire.http_values import conditional_requests
 from meshwire.s3.settings_xml import parse_tagging
 
@@ -95,7 +96,7 @@ def _silent(_: int) -> None:
 
 def upload(
     client: Client,
-    source: Path | IO[bytes],
+    source: str | os.PathLike[str] | IO[bytes],
     bucket: str,
     key: str,
     *,
@@ -136,9 +137,13 @@ def upload(
         parts = _parts(first, file, part, grows_after)
         return _upload_parts(client, parts, bucket, key, headers, tuning, progress, conditions)
 
-    if not isinstance(source, Path):
+    if isinstance(source, bytes | bytearray | memoryview):
+        raise ConfigurationError(
+            "upload takes a path or an open file; for bytes: client.put(bucket, key, data)"
+        )
+    if not isinstance(source, str | os.PathLike):
         return send(source, tuning.part, _GROWS_AFTER)
-    with source.open("rb") as file:
+    with Path(source).open("rb") as file:
         size = os.fstat(file.fileno()).st_size  # 0 of a pipe, whose length is not known
         part = max(tuning.part, -(-size // MAX_PARTS))
         return send(file, part, MAX_PARTS if size else _GROWS_AFTER)
@@ -319,7 +324,7 @@ def download(
     client: Client,
     bucket: str,
     key: str,
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     tuning: Tuning | None = None,
     progress: Progress = _silent,
@@ -332,9 +337,11 @@ def download(
     is retried. Raises NotFoundError, PreconditionError if the object is replaced during the download, and
     ServerError if the bytes do not match the checksum of the object (see docs/disks.md).
     """
-    tuning = tuning or Tuning()
+    tuning, path = tuning or Tuning(), Path(path)
     there = _status(path)
-    if there is not None and not (stat.S_ISREG(there.st_mode) or stat.S_ISDIR(there.st_mode)):
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if there is not None and not stat.S_ISREG(there.st_mode):
         return _write_through(client, bucket, key, path, progress)
     name = os.fsdecode(os.fsencode(path.name)[:200])  # of 255 bytes that a name may have
     beside = path.with_name(f".{name}.{secrets.token_hex(8)}.part")

@@ -78,7 +78,15 @@ def query_string(**parameters: str | int) -> str:
 
 
 def get_request(bucket: str, key: str, offset: int, length: int | None, etag: str | None) -> Request:
-    """Return a GET for `length` bytes (None: to the end) from `offset`, of the version `etag` if given."""
+    """Return a GET for `length` bytes (None: to the end) from `offset`, of the version `etag` if given.
+
+    Raises ConfigurationError for a negative number: S3 would ignore such a range, and send the whole object.
+    """
+    if offset < 0 or (length is not None and length < 0):
+        raise ConfigurationError(
+            f"offset={offset}, length={length}: a range begins at byte 0 or later; that of the last n bytes "
+            "at client.head(bucket, key).size - n"
+        )
     headers = {}
     if offset or length is not None:
         last = "" if length is None else str(offset + length - 1)

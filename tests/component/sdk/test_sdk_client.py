@@ -149,6 +149,30 @@ def test_ranges(client: mesh.Client, bucket: str) -> None:
         client.get(bucket, "k", offset=100)
 
 
+@pytest.mark.parametrize("given", [{"offset": -5}, {"offset": 5, "length": -1}])
+def test_a_negative_range_is_not_the_whole_object(
+    client: mesh.Client, bucket: str, given: dict[str, Any]
+) -> None:
+    client.put(bucket, "k", bytes(range(100)))
+    with pytest.raises(ConfigurationError, match=r"a range begins at byte 0.*client\.head"):
+        client.get(bucket, "k", **given)
+    with pytest.raises(ConfigurationError, match="a range begins"):
+        next(stream(client, bucket, "k", offset=-5))
+
+
+def test_paths_are_texts_too(client: mesh.Client, bucket: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    upload(client, str(tmp_path / "a"), bucket, "k")
+    download(client, bucket, "k", str(tmp_path / "b"))
+    assert (tmp_path / "b").read_bytes() == b"abc"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"Is a directory: '.*/folder'"):
+        download(client, bucket, "k", tmp_path / "folder")
+    with pytest.raises(ConfigurationError, match=r"for bytes: client\.put"):
+        upload(client, b"abc", bucket, "k")  # type: ignore[arg-type]
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "folder"}
+
+
 def test_conditions(client: mesh.Client, bucket: str) -> None:
     etag = client.put(bucket, "k", b"one", if_absent=True)
     with pytest.raises(PreconditionError):
