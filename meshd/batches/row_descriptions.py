@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.assembly.frame_rows import slice_of
 from meshd.core.api_errors import BatchError, busy
 from meshd.core.sample_locations import bytes_columns
 from meshd.transform import registry
@@ -24,7 +23,6 @@ from meshd.transform.op_types import NamesDraws
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.formats.image_headers import read_image_header
-from meshwire.plan.epoch_order import snapshot_order
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.plan.op_declarations import is_user_op
 
@@ -35,9 +33,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Caller
     from meshd.batches.service import BatchService
-    from meshd.core.document_store import DocumentStore
     from meshd.core.frame_address import FrameAddress
-    from meshd.core.plan_record import Plan
     from meshd.transform.image_annotations import Motion
     from meshwire.dataset.build_snapshot import Snapshot
     from meshwire.plan.plan_spec import OpSpec, PlanSpec
@@ -53,8 +49,8 @@ _HEAD: Final = 1 << 20
 class RowDescriptions:
     """Describes the rows of batches. One per worker."""
 
-    def __init__(self, batches: BatchService, catalog: DocumentStore) -> None:
-        self._batches, self._catalog = batches, catalog
+    def __init__(self, batches: BatchService) -> None:
+        self._batches = batches
 
     async def describe_sources(self, caller: Caller, address: FrameAddress) -> dict[str, Any]:
         """Return `steps` of the epoch and `rows`: of each, `position` in the epoch, `sample`, its `name`,
@@ -63,12 +59,9 @@ class RowDescriptions:
 
         Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; too many rows), InvalidPlan.
         """
-        plan = await self._plan(caller, address)
-        piece = slice_of(plan, address)
+        plan, snapshot, piece, samples = await self._batches.resolve_rows(caller, address)
         if len(piece) > MAX_ROWS:
             raise BatchError("BadRequest", f"a description has at most {MAX_ROWS} rows, not {len(piece)}")
-        snapshot = await self._catalog.snapshot(plan.snapshot)
-        samples = snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)
         numbers = zip(piece.positions.tolist(), samples.tolist(), piece.pad.tolist(), strict=True)
         return {
             "steps": plan.step_count(address.batch, address.origin),
@@ -85,26 +78,13 @@ class RowDescriptions:
         Raises BatchError NoSuchPlan, AccessDenied, BadRequest (a packed plan; no such row), InvalidPlan,
         SnapshotChanged, Busy.
         """
-        plan = await self._plan(caller, address)
-        piece = slice_of(plan, address)
+        plan, snapshot, piece, samples = await self._batches.resolve_rows(caller, address)
         if not 0 <= row < len(piece):
             raise BatchError("BadRequest", f"row must be a number from 0 to {len(piece) - 1}, not {row}")
-        snapshot = await self._catalog.snapshot(plan.snapshot)
-        position = int(piece.positions[row])
-        sample = int(snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)[row])
+        position, sample = int(piece.positions[row]), int(samples[row])
         sizes = await self._image_sizes(snapshot, sample)
         described = await asyncio.to_thread(describe_row, plan.spec, sizes, address.epoch, position)
         return {"sample": sample, "position": position, **described}
-
-    async def _plan(self, caller: Caller, address: FrameAddress) -> Plan:
-        plan = await self._batches.plan(caller, address.plan)
-        if plan.within:
-            raise BatchError(
-                "BadRequest",
-                "a row of a packed plan is made of many samples, not of one",
-                detail={"within": plan.within},
-            )
-        return plan
 
     async def _image_sizes(self, snapshot: Snapshot, sample: int) -> dict[str, tuple[int, int]]:
         """Return (height, width) of each field of the sample that is an image."""

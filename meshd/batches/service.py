@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from meshwire.strict_json import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from meshd.auth.dataset_access import DatasetAccess
     from meshd.auth.identity import Caller
     from meshd.batches.assembly.stored_sequences import StoredSequences
@@ -64,6 +66,15 @@ if TYPE_CHECKING:
 MAX_ROWS_ASKED = 65536
 _CHECKED_OBJECTS = 20_000
 _COMPILED = 10_000  # plans remembered as checked: this node can run them
+
+
+class BatchRows(NamedTuple):
+    """The rows of a rank in a step. `samples`: the sample of each, int64[n]."""
+
+    plan: Plan
+    snapshot: Snapshot
+    piece: RankSlice
+    samples: npt.NDArray[np.int64]
 
 
 class BatchService:
@@ -307,40 +318,43 @@ class BatchService:
 
         Class labels are decimal text. Raises BatchError.
         """
-        snapshot, piece, blobs = await self._blobs(caller, address)
+        rows, blobs = await self._blobs(caller, address)
         metadata = {
             "version": FRAME_VERSION,
-            "fields": ",".join(sorted(snapshot.fields)),
+            "fields": ",".join(sorted(rows.snapshot.fields)),
             **{name: str(getattr(address, name)) for name in address.__struct_fields__},
         }
-        return samples_body(self._store, blobs, metadata, len(piece), remote=self._objects)
+        return samples_body(self._store, blobs, metadata, len(rows.piece), remote=self._objects)
 
     async def tar(self, caller: Caller, address: FrameAddress) -> StreamBody:
         """Stream the source bytes of the rows as a tar with WebDataset names.
 
         Pad rows are left out, because a tar has no status flags.
         """
-        _, piece, blobs = await self._blobs(caller, address)
+        rows, blobs = await self._blobs(caller, address)
         kept = [blob for blob in blobs if blob.status != Status.PAD]
-        return tar_body(self._store, kept, int(np.count_nonzero(~piece.pad)), remote=self._objects)
+        return tar_body(self._store, kept, int(np.count_nonzero(~rows.piece.pad)), remote=self._objects)
 
-    async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[Snapshot, RankSlice, list[Blob]]:
+    async def _blobs(self, caller: Caller, address: FrameAddress) -> tuple[BatchRows, list[Blob]]:
+        rows = await self.resolve_rows(caller, address)
+        pinned = self.pin(rows.snapshot)
+        await pinned.look_up(rows.samples.tolist())
+        return rows, await sample_blobs(rows.snapshot, pinned, rows.samples, rows.piece.pad)
+
+    async def resolve_rows(self, caller: Caller, address: FrameAddress) -> BatchRows:
+        """Return the rows of a batch, of which none is rendered. Raises BatchError, also for packed plans."""
         plan = await self._catalog.plan(address.plan)
         await self._require(caller, plan)
         if plan.within:
             raise BatchError(
                 "BadRequest",
-                "a row of a packed plan is not a sample; request tensors, or use the inner plan",
+                "a row of a packed plan is made of many samples; request tensors, or use the inner plan",
                 detail={"within": plan.within},
             )
         count_rows(address, plan)
-        snapshot = await self._catalog.snapshot(plan.snapshot)
-        piece = slice_of(plan, address)
-        order = snapshot_order(plan.spec, snapshot, address.epoch)
-        samples = order.samples_at(piece.positions)
-        pinned = self.pin(snapshot)
-        await pinned.look_up(samples.tolist())
-        return snapshot, piece, await sample_blobs(snapshot, pinned, samples, piece.pad)
+        snapshot, piece = await self._catalog.snapshot(plan.snapshot), slice_of(plan, address)
+        samples = snapshot_order(plan.spec, snapshot, address.epoch).samples_at(piece.positions)
+        return BatchRows(plan, snapshot, piece, samples)
 
 
 def _checked_list(value: Any) -> list[Any]:

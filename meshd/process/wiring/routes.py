@@ -140,7 +140,7 @@ def native_routes(
     api = JsonApi(node.clock, node.mesh, frame_service)
     routes = [
         *DatasetEndpoint(data.datasets, tables, data.read_costs, data.orders, api).routes(),
-        *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches, data.catalog), api).routes(),
+        *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches), api).routes(),
         *ViewEndpoint(definitions, api).routes(),
         *JobEndpoint(job_service(node, access), api).routes(),
         *OpCatalogEndpoint(data.user_ops, api).routes(),
