@@ -113,17 +113,15 @@ class _Nodes:
         listen = self._listens[number] if self._listens else listen
         members = ",".join(map(str, self._etcd.members))
         command = ["serve", "--data-dir", str(self._place / node_id), "--node-id", node_id]
-        command += ["--listen", listen, "--control", f"etcd://{members}", "--weight", "1", "--console", "on"]
+        command += ["--listen", listen, "--control", f"etcd://{members}"]
         command += ["--zone", f"z{number % self._zones + 1}"] if self._zones else []
         share = max(1, len(os.sched_getaffinity(0)) // len(self._ids))
-        return [
-            *command,
-            "--workers",
-            str(min(share, 4)),
-            "--transform-workers",
-            str(share),
-            *self._flags[node_id],
-        ]
+        defaults = {"--weight": "1", "--console": "on"}
+        defaults |= {"--workers": str(min(share, 4)), "--transform-workers": str(share)}
+        given = {flag.partition("=")[0] for flag in self._flags[node_id]}
+        for flag, value in defaults.items():
+            command += [] if flag in given else [flag, value]
+        return [*command, *self._flags[node_id]]
 
     def _start(self, node_id: str, number: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self._place / f"{node_id}.log").open("ab") as log:

@@ -78,6 +78,12 @@ def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals)
                 assert process.stdout is not None
                 assert "etcd ended (-9), see " in process.stdout.readline()
                 assert client.get_object(Bucket="bucket-0", Key="of-0")["Body"].read() == b"text"
+                psutil.Process(int(re.findall(r"^n1 ready .*pid=(\d+)", said, re.MULTILINE)[0])).kill()
+                assert "n1 ended (-9). To start it again:" in process.stdout.readline()
+                again = process.stdout.readline().split()
+                assert again[:2] == ["meshd", "serve"]
+                assert again.count("--workers") == 1
+                assert again.count("--transform-workers") == 1
         finally:
             process.send_signal(how)
             process.wait(60)
