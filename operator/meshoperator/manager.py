@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from lightkube import KubeConfig
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.controllers.base_controller import EventWriter
     from meshoperator.settings import OperatorSettings
 
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from lightkube import ApiError
 
-from meshoperator.controllers.data_controller import FINALIZER
+from meshoperator.controllers.base_controller import FINALIZER
 from meshoperator.kube.client import Kube
 from meshoperator.manager import DataManager
 from meshoperator.planners.pod_admission import LABEL, SECRET

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from meshoperator.controllers.data_controller import DataController
+from meshoperator.controllers.base_controller import BaseController
 from meshoperator.kube.client import _ALL, CLUSTER, NAMESPACED
 from meshoperator.resources import KINDS
 from tests.kubernetes.control_plane import ROOT
@@ -99,7 +99,7 @@ def _kinds(module: str, method: str, call: ast.Call) -> set[str]:
     if isinstance(first, ast.Constant) and isinstance(first.value, str):
         return {first.value}
     if isinstance(first, ast.Attribute) and first.attr == "kind":
-        return {each.kind for each in DataController.__subclasses__()}
+        return {each.kind for each in BaseController.__subclasses__()}
     return BY_VALUE[module, method]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from meshd.auth.identities.admin_responses import (
+from meshd.auth.identities.admin_errors import (
     AdminError,
     check_name,
     check_policy_count,
@@ -28,7 +28,7 @@ from meshwire.iam import PolicyError, parse_policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshd.auth.identities.admin_responses import Page
+    from meshd.auth.identities.admin_errors import Page
     from meshd.control.identities import IdentityTable
     from meshd.control.roles import Role
     from meshd.util.clock import Clock

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from meshd.auth.identities.admin_responses import (
+from meshd.auth.identities.admin_errors import (
     AdminError,
     check_name,
     check_policy_count,
@@ -39,7 +39,7 @@ from meshd.control.roles import (
 from meshwire.iam.parse import role_arn
 
 if TYPE_CHECKING:
-    from meshd.auth.identities.admin_responses import Page
+    from meshd.auth.identities.admin_errors import Page
     from meshd.control.identities import IdentityTable, KeyLastUsed
     from meshd.util.clock import Clock
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from meshd.auth.identities.admin_responses import (
+from meshd.auth.identities.admin_errors import (
     AdminError,
     iso_time,
     no_such_key,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from meshd.auth.identities.admin_responses import (
+from meshd.auth.identities.admin_errors import (
     MAX_PAGE,
     AdminError,
     check_name,
@@ -33,7 +33,7 @@ from meshd.control.identities import Key, User, check_keys, new_access_key, new_
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from meshd.auth.identities.admin_responses import Page
+    from meshd.auth.identities.admin_errors import Page
     from meshd.control.buckets import BucketTable
     from meshd.control.identities import Entry, IdentityTable, KeyLastUsed
     from meshd.util.clock import Clock

@@ -12,7 +12,7 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.auth.web_identity.issuer_client import IssuerError
 from meshd.auth.web_identity.token_validation import (
     TokenExpiredError,

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from meshd.auth.identities.admin_responses import MAX_PAGE, AdminError, iso_time
+from meshd.auth.identities.admin_errors import MAX_PAGE, AdminError, iso_time
 from meshd.auth.identities.sts_sessions import SessionRequest
 from meshd.auth.identities.users import KeyChange, NewKey, NewUser, UserChange
 from meshd.control.control_api import ControlError
@@ -25,7 +25,7 @@ from meshd.server.response import Reply
 from meshwire.sigv4 import STREAMING_PAYLOADS, UNSIGNED_PAYLOAD, Claim
 
 if TYPE_CHECKING:
-    from meshd.auth.identities.admin_responses import Code, Page
+    from meshd.auth.identities.admin_errors import Code, Page
     from meshd.auth.identities.named_policies import PolicyAdmin
     from meshd.auth.identities.sts_sessions import CredentialService, SessionRevocation
     from meshd.auth.identities.users import IdentityAdmin

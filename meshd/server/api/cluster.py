@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote
 
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.control.control_api import ControlError
 from meshd.server.api import reply_types
 from meshd.server.api.admin import (

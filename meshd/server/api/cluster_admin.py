@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.data_dir_identity import DIRECTORIES_TOPIC as DIRECTORIES
 from meshd.cluster.data_dir_identity import MACHINES_TOPIC as MACHINES

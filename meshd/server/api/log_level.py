@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.config.options import LOG_LEVELS
 
 if TYPE_CHECKING:

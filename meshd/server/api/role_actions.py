@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.auth.identities.roles import NewProvider, NewRole, ProviderChange, RoleChange
 from meshd.cluster.scatter_gather import NO_FILE
 from meshd.server.api.admin import listed, read_document, read_flag, read_limit

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.controllers.base_controller import EventWriter
     from meshoperator.controllers.observed_state import ObservedState
     from meshoperator.kube.client import Kube
     from meshoperator.kube.event_recorder import EventRecorder

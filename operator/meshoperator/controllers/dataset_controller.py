@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 from meshoperator.cluster_model import origins_secret
-from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.controllers.base_controller import LATER, SOON, BaseController
 from meshoperator.controllers.key_delivery import NO_KEYS, require_keys
 from meshoperator.daemon_client import DaemonError, UnreachableError
 from meshoperator.planners.dataset_model import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.controllers.base_controller import EventWriter
     from meshoperator.daemon_client import DaemonClient, MeshAccess
     from meshoperator.kube.client import Kube
     from meshoperator.planners.placement_inputs import PlacementBoard
@@ -170,7 +170,7 @@ _RUNS: Final = ("queued", "running", "cancelling")
 _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
-class DatasetController(DataController):
+class DatasetController(BaseController):
     """Reconciles MeshDatasets."""
 
     kind: ClassVar[str] = "MeshDataset"

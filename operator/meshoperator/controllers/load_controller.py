@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
-from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.controllers.base_controller import LATER, SOON, BaseController
 from meshoperator.daemon_client import DaemonError, UnreachableError
 from meshoperator.planners.dataset_model import PLANNING, dataset_location
 from meshoperator.planners.load_planner import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
-class LoadController(DataController):
+class LoadController(BaseController):
     """Reconciles MeshLoads."""
 
     kind: ClassVar[str] = "MeshLoad"

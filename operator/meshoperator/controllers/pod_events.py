@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshoperator.cluster_model import Manifest
-    from meshoperator.controllers.data_controller import EventWriter
+    from meshoperator.controllers.base_controller import EventWriter
     from meshoperator.kube.client import Kube
     from meshoperator.planners.pod_checks import Notice
     from meshoperator.settings import OperatorSettings

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from meshoperator.controllers.data_controller import LATER, SOON, DataController
+from meshoperator.controllers.base_controller import LATER, SOON, BaseController
 from meshoperator.daemon_client import DaemonError, UnreachableError
 from meshoperator.resources import MeshViewSpec, ResourceError, parse
 
@@ -38,7 +38,7 @@ def _request(spec: MeshViewSpec, default_name: str) -> dict[str, Any]:
     return {"bucket": spec.bucket, "name": spec.name or default_name, "view": spec.document()}
 
 
-class ViewController(DataController):
+class ViewController(BaseController):
     """Reconciles MeshViews."""
 
     kind: ClassVar[str] = "MeshView"

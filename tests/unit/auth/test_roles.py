@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from meshd.auth.authorizer import Authorizer
-from meshd.auth.identities.admin_responses import AdminError
+from meshd.auth.identities.admin_errors import AdminError
 from meshd.auth.identities.named_policies import PolicyAdmin
 from meshd.auth.identities.roles import NewProvider, NewRole, ProviderChange, RoleAdmin, RoleChange
 from meshd.auth.identities.sts_sessions import CredentialService, SessionRequest, SessionRevocation

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from meshd.auth.identities.admin_responses import AdminError, iso_time
+from meshd.auth.identities.admin_errors import AdminError, iso_time
 from meshd.auth.identities.sts_sessions import CredentialService, SessionRequest, SessionRevocation
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.identities import Account, IdentityTable, Key, KeyLastUsed, NamedPolicy, User

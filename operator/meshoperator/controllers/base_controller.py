@@ -33,7 +33,7 @@ class EventWriter(Protocol):
     async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None: ...
 
 
-class DataController:
+class BaseController:
     """A subclass sets `kind` and implements `sync` and `finalize`. `now` returns seconds since 1970."""
 
     kind: ClassVar[str]

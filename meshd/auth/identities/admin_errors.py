@@ -1,4 +1,4 @@
-"""Admin API responses: errors, pages and timestamps, and the checks that raise those errors.
+"""Errors of the admin API and the checks that raise them; its pages of results and timestamps.
 
 An error's code names the kind of problem, its message says what is wrong and `help` what to do; no error
 carries a secret. Pages follow the order of names, so an entry added or removed between two pages neither
