@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from meshsdk.errors import ConfigurationError
+from meshwire.names import BucketNameError, check_bucket_name
 
 SCHEME = "s3://"
 
@@ -84,7 +85,15 @@ def parse_location(text: str) -> Location:
         bucket, _, key = text.removeprefix(SCHEME).partition("/")
         if not bucket:
             raise click.BadParameter(f"{text!r} names no bucket; write s3://BUCKET/KEY")
+        try:
+            check_bucket_name(bucket)
+        except BucketNameError as error:
+            raise click.BadParameter(f"{text!r}: {error}") from error
         return Remote(bucket, key)
+    if text.startswith("s3:"):
+        raise click.BadParameter(
+            f"{text!r}: write s3://{text.removeprefix('s3:').strip('/') or 'BUCKET/KEY'}"
+        )
     if "://" in text:
         raise click.BadParameter(f"{text!r}: addresses in the store must begin with s3://")
     return Standard() if text == "-" else Local(Path(text), text.endswith("/"))
