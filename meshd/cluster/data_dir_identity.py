@@ -23,6 +23,7 @@ import msgspec
 
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
+from meshd.store.disks.startup_recovery import refuse_orphaned_data
 from meshd.util import shared_counters
 from meshd.util.durable_directories import sync_directory
 from meshwire.cluster import transitions
@@ -222,6 +223,8 @@ async def _admit(maps: ClusterMapStore, settings: NodeSettings, copies: int, why
     cluster, node_id, data_dir = maps.current(), settings.node_id, settings.store.data_dir
     if cluster is None or not cluster.nodes:
         return
+    if why == _EMPTY:  # with a rebuilt index the disks have everything again
+        await asyncio.to_thread(refuse_orphaned_data, settings.store)
 
     def distrusted(present: ClusterMap | None) -> ClusterMap:
         assert present is not None

@@ -129,7 +129,7 @@ def _open_or_enrol(
     with index.write_transaction() as txn:
         store = index.get_meta("store", txn)
         if store is None:
-            _refuse_orphaned(settings, failing)
+            refuse_orphaned_data(settings, failing)
             store = uuid.uuid4().hex
             index.put_meta(txn, "format", FORMAT)
             index.put_meta(txn, "store", store)
@@ -154,7 +154,9 @@ def _recognise(
     return Disks(found) if same and found == known else None
 
 
-def _refuse_orphaned(settings: StoreSettings, failing: _FailingDisks) -> None:
+def refuse_orphaned_data(settings: StoreSettings, failing: _FailingDisks | None = None) -> None:
+    """Refuses to begin with an empty index while disks hold data. Raises FormatError."""
+    failing = _FailingDisks() if failing is None else failing
     for root in settings.disks:
         if (marker := failing.marker(root)) is None:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon, DaemonFailedError
+from tests.support.interpreters import program
 from tests.support.required import require_etcd
 
 if TYPE_CHECKING:
@@ -139,3 +141,22 @@ def test_an_older_image_is_all_there_is(mesh: DaemonCluster, tmp_path: Path) -> 
         mesh[NODE].args = args
     said = {key: mesh[NODE].client().get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
     assert said == dict.fromkeys(keys, b"kept")
+
+
+def test_a_lost_index_is_rebuilt_before_the_map_gives_anything_up(mesh: DaemonCluster) -> None:
+    keys = put(mesh, "rebuilt", b"body")
+    mesh.stop(NODE)
+    mesh.await_state(NODE, "away")
+    index = mesh[NODE].data_dir / "index"
+    shutil.rmtree(index)
+    with pytest.raises(DaemonFailedError, match="or run meshd fsck --rebuild"):
+        mesh.up(NODE)
+    assert "lost n2 --anyway" not in mesh[NODE].output()
+    found = mesh.map_of("n1").node(NODE)
+    assert found is not None
+    assert found.state == "away"
+    line = [program("meshd"), "fsck", "--data-dir", str(mesh[NODE].data_dir), "--rebuild"]
+    subprocess.run(line, check=True, capture_output=True, timeout=60)
+    mesh.up(NODE)
+    mesh.await_healthy()
+    agree(mesh, keys, b"body")
