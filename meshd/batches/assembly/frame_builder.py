@@ -35,6 +35,7 @@ from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.async_tasks import cancel_and_discard
 from meshd.util.tenant_limits import current_tenant
+from meshwire.dataset.archive_keys import is_read_directly
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
 from meshwire.plan.epoch_order import mix_bounds
@@ -385,7 +386,7 @@ class FrameBuilder:
         return BatchError(
             "BadSample",
             f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
-            help=f"{advice}look at it with: mesh cat {self._object_url(failure)} > sample; replay its row "
+            help=f"{advice}look at it with: mesh cat {self._part(failure)} > sample; replay its row "
             f"with: {self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
             detail=self._detail(failure),
         )
@@ -426,6 +427,15 @@ class FrameBuilder:
         objects = self._snapshot.objects
         number = int(column.objects_at(sample))
         return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
+
+    def _part(self, failure: Failure) -> str:
+        """Return the arguments of `mesh cat` for the bytes of the sample, or for the object that has them."""
+        column: Any = self._snapshot.fields[self._field_name(failure)]
+        sample, objects, url = self._sample(failure), self._snapshot.objects, self._object_url(failure)
+        number, length = int(column.objects_at(sample)), int(column.lengths_at(sample))
+        if length == objects.sizes[number] or not is_read_directly(objects.keys[number]):
+            return url
+        return f"--offset {int(column.offsets_at(sample))} --length {length} {url}"
 
     def _command(self, failure: Failure) -> str:
         position = int(self._buffer.rows.positions[failure.row])

@@ -79,6 +79,11 @@ def is_table(key: str) -> bool:
     return key[-8:].lower().endswith(TABLE_ENDINGS)
 
 
+def is_read_directly(key: str) -> bool:
+    """Return whether offsets of samples in an object refer to the object itself, not to a copy of it."""
+    return archive_kind(key) in (None, "tar") and copy_kind(key) is None and not is_table(key)
+
+
 def table_kind(slices: int) -> CopyKind:
     """Return the kind of the copy of these slices of a table, given as bits; 0: of the whole file."""
     return SlicedTable(f"table-{slices:x}") if slices else "table"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import re
+import tarfile
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.support.native_fixtures import error, fill
+from tests.support.native_fixtures import error, fill, png
 
 if TYPE_CHECKING:
     from tests.support.native_fixtures import Mesh
@@ -106,3 +110,24 @@ def test_an_empty_file_is_told_as_such(mesh: Mesh, s3: Any, bucket: str) -> None
     told = error(mesh.raw(plan, batch=4))
     assert "the file is empty (0 bytes)" in told["message"]
     assert "ds.preflight()" not in told["help"]
+
+
+def test_the_bytes_of_a_sample_in_a_shard_are_named(mesh: Mesh, s3: Any, bucket: str) -> None:
+    shard = io.BytesIO()
+    with tarfile.open(fileobj=shard, mode="w") as tar:
+        for number, body in enumerate((png(0), b"no picture", png(2))):
+            member = tarfile.TarInfo(f"{number}.png")
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    for key, body in (("tars/s.tar", shard.getvalue()), ("packed/s.tgz", gzip.compress(shard.getvalue()))):
+        s3.put_object(Bucket=bucket, Key=key, Body=body)
+        pinned = mesh.snapshot(f"s3://{bucket}/{key.partition('/')[0]}", fields={"image": {"ext": ["png"]}})
+        plan = mesh.plan(pinned["snapshot"], on_bad="raise")["plan"]
+        told = error(mesh.raw(plan, batch=3))["help"]
+        if key.endswith(".tgz"):  # whose offsets are those of its decompressed copy
+            assert f"mesh cat s3://{bucket}/{key} > sample" in told
+            continue
+        found = re.search(rf"mesh cat --offset (\d+) --length (\d+) s3://{bucket}/{key} > sample", told)
+        assert found is not None, told
+        start, length = map(int, found.groups())
+        assert body[start : start + length] == b"no picture"
