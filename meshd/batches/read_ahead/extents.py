@@ -65,31 +65,3 @@ def plan_reads(
     places = begin[run] + nth * read
     parts = np.minimum(read, size[run] - nth * read)
     return Reads(places >> _SPAN, places & ((1 << _SPAN) - 1), parts, int(firsts.size))
-
-
-def window_end(
-    positions: Integers,
-    lengths: Integers,
-    least: int,
-    most: int,
-    first: int,
-    last: int,
-    boundaries: Integers | None = None,
-) -> int:
-    """Return the position after a window that begins at `first`: its samples have at most `most` bytes, or
-    are one.
-
-    `positions`, ascending, from `first` to before `last`, and `lengths` in bytes: of the samples that count;
-    `last`: where the window ends if they all fit. `boundaries`: positions at which a block of the shuffle
-    ends, ascending. A window ends at the first of them that gives it `least` bytes, else at the last that
-    fits: blocks are read whole, and no more of them than needed.
-    """
-    sums = np.cumsum(lengths)
-    count = max(1, int(np.searchsorted(sums, most, side="right")))
-    end = int(positions[count]) if count < sums.size else last
-    if boundaries is None:
-        return end
-    fitting = boundaries[(boundaries > first) & (boundaries <= end)]
-    before = np.append(0, sums)[np.searchsorted(positions, fitting)]
-    enough = fitting[before >= least]
-    return int(enough[0] if enough.size else fitting[-1] if fitting.size else end)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from meshd.batches.read_ahead.extents import window_end
 from meshd.core.sample_locations import bytes_columns
 from meshwire.plan.shuffle import BlocksOrder, StoredOrder
 
@@ -114,6 +113,34 @@ def cut_positions(
     end = window_end(positions, lengths, MIN_WINDOW_BYTES, size, first, end, ends)
     count = int(np.searchsorted(positions, end))
     return CutWindow(first, end, samples[:count], int(lengths[:count].sum()))
+
+
+def window_end(
+    positions: Integers,
+    lengths: Integers,
+    least: int,
+    most: int,
+    first: int,
+    last: int,
+    boundaries: Integers | None = None,
+) -> int:
+    """Return the position after a window that begins at `first`: its samples have at most `most` bytes, or
+    are one.
+
+    `positions`, ascending, from `first` to before `last`, and `lengths` in bytes: of the samples that count;
+    `last`: where the window ends if they all fit. `boundaries`: positions at which a block of the shuffle
+    ends, ascending. A window ends at the first of them that gives it `least` bytes, else at the last that
+    fits: blocks are read whole, and no more of them than needed.
+    """
+    sums = np.cumsum(lengths)
+    count = max(1, int(np.searchsorted(sums, most, side="right")))
+    end = int(positions[count]) if count < sums.size else last
+    if boundaries is None:
+        return end
+    fitting = boundaries[(boundaries > first) & (boundaries <= end)]
+    before = np.append(0, sums)[np.searchsorted(positions, fitting)]
+    enough = fitting[before >= least]
+    return int(enough[0] if enough.size else fitting[-1] if fitting.size else end)
 
 
 def window_between(

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.batches.read_ahead.extents import plan_reads, window_end
+from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
-from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, cut_window, window_between
+from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, cut_window, window_between, window_end
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from meshwire.plan.shuffle import ShuffleSpec, shuffle_order

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshd.batches.read_ahead.extents import window_end
 from meshd.batches.read_ahead.windows import (
     MAX_WINDOW_ROWS,
     MAX_WINDOW_SPAN,
@@ -25,6 +24,7 @@ from meshd.batches.read_ahead.windows import (
     fitting_size,
     has_room,
     next_size,
+    window_end,
 )
 from meshwire.plan.shuffle import BlocksOrder, ShuffleSpec, shuffle_order
 
