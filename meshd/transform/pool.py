@@ -33,6 +33,7 @@ from meshd.transform.render_queue import (
 )
 from meshd.transform.renderer import RaggedPart, RenderResult, RowChecksums, program_digest
 from meshd.util.async_tasks import BackgroundTasks
+from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,17 +110,16 @@ class TransformPool:
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[AssetPlace] = (),
-        account: str = "",
         samples: SampleSet | None = None,
         early: bool = False,
     ) -> RenderResult:
         """Render rows into the frame at `frame_fd`, which the caller keeps and closes.
 
-        `targets`, `assets`, `samples`, `early`: see `Renderer`; `account`: whose share of the time to use.
-        Cancellation drops rows that have not begun; rows in progress still write into the frame. Raises
-        PoolClosedError.
+        `targets`, `assets`, `samples`, `early`: see `Renderer`. Cancellation drops rows that have not begun;
+        rows in progress still write into the frame. Raises PoolClosedError.
         """
-        now = self._asked[account] = asyncio.get_running_loop().time()
+        account = current_tenant()
+        now = self._asked[account] = _now()
         spec = RenderSpec(
             now + (EARLY_SECONDS if early else 0.0),
             account,
@@ -143,13 +143,12 @@ class TransformPool:
         *,
         samples: SampleSet,
         assets: Sequence[AssetPlace] = (),
-        account: str = "",
     ) -> RenderResult:
         """Store what rendering these rows would store in the decoded cache, while no row waits for rendering.
 
         Arguments, cancellation and errors: see `render`. The result has `kept` for rows that did not fail.
         """
-        now, program = asyncio.get_running_loop().time(), program_digest(program_text)
+        now, account, program = _now(), current_tenant(), program_digest(program_text)
         spec = RenderSpec(
             now, account, job, program_text, program, epoch, 0, (), tuple(assets), samples, prefixes_only=True
         )
@@ -301,7 +300,7 @@ class TransformPool:
 
     def _has_neighbours(self) -> bool:
         """Return whether several accounts used the pool recently."""
-        since = asyncio.get_running_loop().time() - DISTRUST_SECONDS
+        since = _now() - DISTRUST_SECONDS
         self._asked = {account: at for account, at in self._asked.items() if at > since}
         return len(self._asked) > 1
 
@@ -326,6 +325,10 @@ class TransformPool:
 
 def _failures(item: RowSlice, kind: FailureKind, reason: str) -> tuple[Failure, ...]:
     return tuple(Failure(work.row, 0, kind, "process", reason) for work in item.rows)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _closed() -> PoolClosedError:
@@ -390,7 +393,7 @@ class WorkerClient:
         self._pool.on_writer_lost(self, left)
         for item in reversed(left):
             if item.number == number:
-                self._pool.on_worker_crash(item, row, self._now() - self._since)
+                self._pool.on_worker_crash(item, row, _now() - self._since)
             else:
                 self._pool.on_slice_lost(item)
 
@@ -404,7 +407,7 @@ class WorkerClient:
                 texts.clear()
             self._number += 1
             if not self._sent:
-                self._since = self._now()
+                self._since = _now()
             self._sent.append(item)
             self._update_room()
             self._pool.order_prefixes(item, self)
@@ -422,7 +425,7 @@ class WorkerClient:
         if answer.cancelled() or answer.exception() is not None:
             return
         item = self._sent.popleft()
-        self._since = self._now()
+        self._since = _now()
         self._update_room()
         reply = answer.result()
         try:
@@ -444,7 +447,3 @@ class WorkerClient:
             self._room.set()
         else:
             self._room.clear()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

@@ -137,15 +137,14 @@ class Renderer(Protocol):
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[AssetPlace] = (),
-        account: str = "",
         samples: SampleSet | None = None,
         early: bool = False,
     ) -> RenderResult:
         """Render the rows. `assets`: those that the program's ops are built with.
 
         `targets`: for each field, ordered by name, then for each column that mixing adds, (offset of its
-        tensor, number of its rows), or None for a ragged field. `account`: the tenant whose share of the
-        processes is used. `samples`: what the rows' sample numbers refer to; None: nothing of them is kept.
-        `early`: nobody waits for the rows yet; those of earlier positions of the job are rendered first.
+        tensor, number of its rows), or None for a ragged field. `samples`: what the rows' sample numbers
+        refer to; None: nothing of them is kept. `early`: nobody waits for the rows yet; those of earlier
+        positions of the job are rendered first. The share of the current tenant is used.
         """
         ...

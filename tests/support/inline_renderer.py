@@ -46,7 +46,6 @@ class InlineRenderer:
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[Any] = (),
-        account: str = "",
         samples: SampleSet | None = None,
         early: bool = False,
     ) -> RenderResult:

@@ -34,7 +34,6 @@ from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.async_tasks import cancel_and_discard
-from meshd.util.tenant_limits import current_tenant
 from meshwire.dataset.archive_keys import is_read_directly
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -271,7 +270,6 @@ class FrameBuilder:
             frame_bytes=buffer.frame.size,
             targets=buffer.targets,
             assets=asset_places(self._context.store, self._plan.assets),
-            account=current_tenant(),
             samples=None if copied else self._sample_set,
         )
         count = sum(1 if row.block is None else row.block.count for row in work)

@@ -32,7 +32,6 @@ from meshd.core.document_store import asset_places
 from meshd.core.memory_frames import make_block
 from meshd.telemetry import tracing
 from meshd.telemetry.training_metrics import record_rendering
-from meshd.util.tenant_limits import current_tenant
 from meshwire.dataset.build_snapshot import LabelColumn
 from meshwire.frame.tensor_frame import DTYPES, frame_layout
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -164,7 +163,6 @@ class SeriesBuilder:
             frame_bytes=sum(frame.size for frame in made.frames),
             targets=(None,) * len(self._fields),
             assets=asset_places(self._context.store, self._plan.assets),
-            account=current_tenant(),
         )
 
 

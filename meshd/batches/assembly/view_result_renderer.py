@@ -18,7 +18,6 @@ from meshd.core.sample_locations import slice_locations
 from meshd.store.errors import NotCachedError
 from meshd.store.integrity.verification import report_damaged_object
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
-from meshd.util.tenant_limits import current_tenant
 
 if TYPE_CHECKING:
     from meshd.batches.assembly.frame_builder import BuildContext
@@ -82,7 +81,6 @@ async def _render_once(
             frame_bytes=0,
             targets=[None],
             assets=asset_places(context.store, address.assets),
-            account=current_tenant(),
         )
     finally:
         if fetched is not None:

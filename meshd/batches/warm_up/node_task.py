@@ -33,6 +33,7 @@ from meshd.transform.decoded_cache.slice_order import NOT_SETTLED, TOO_LARGE
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork, program_digest
 from meshd.util.async_tasks import cancel_and_discard
 from meshd.util.byte_rate import RateLimiter
+from meshd.util.tenant_limits import tenant_scope
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
@@ -258,15 +259,16 @@ class WarmUpTask:
 
     async def _make(self, scope: _Scope, work: list[RowWork]) -> RenderResult:
         request, snapshot = self.request, scope.snapshot
-        made = await self._context.pool.keep_prefixes(
-            f"warm-up {scope.plan.hash}",
-            scope.plan.program_text,
-            scope.epoch,
-            work,
-            samples=SampleSet(snapshot.hash, snapshot.samples, request.limit, scope.plan.bucket, scope.own),
-            assets=asset_places(self._context.store, scope.plan.assets),
-            account=request.account,
-        )
+        samples = SampleSet(snapshot.hash, snapshot.samples, request.limit, scope.plan.bucket, scope.own)
+        with tenant_scope(request.account):
+            made = await self._context.pool.keep_prefixes(
+                f"warm-up {scope.plan.hash}",
+                scope.plan.program_text,
+                scope.epoch,
+                work,
+                samples=samples,
+                assets=asset_places(self._context.store, scope.plan.assets),
+            )
         self.status.seconds += made.kept_seconds
         self.status.kept_bytes += made.kept_bytes
         return made

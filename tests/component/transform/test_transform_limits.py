@@ -22,6 +22,7 @@ from meshd.transform.pool import TransformPool
 from meshd.transform.registry import OPS, operation
 from meshd.transform.renderer import RowWork
 from meshd.transform.resource_limits import RowLimits
+from meshd.util.tenant_limits import tenant_scope
 from tests.support.transform_processes import running, text_of
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ async def render(
     try:
         os.ftruncate(fd, 4 * len(rows))
         target = [(0, len(rows))]
-        got = await pool.render(
-            job, text, 0, rows, frame_fd=fd, frame_bytes=4 * len(rows), targets=target, account=account
-        )
+        with tenant_scope(account):
+            got = await pool.render(
+                job, text, 0, rows, frame_fd=fd, frame_bytes=4 * len(rows), targets=target
+            )
         return got, os.pread(fd, 4 * len(rows), 0)
     finally:
         os.close(fd)

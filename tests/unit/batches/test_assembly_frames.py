@@ -73,7 +73,6 @@ class Stamper:
         frame_bytes: int,
         targets: Sequence[tuple[int, int] | None],
         assets: Sequence[Any] = (),
-        account: str = "",
         samples: SampleSet | None = None,
         early: bool = False,
     ) -> RenderResult:
