@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshd.cli.inspect_store import store_options
+from meshd.cluster.data_dir_identity import IDENTITY_FILE
 from meshd.store.disks.data_dir_guards import clear_index_unreadable
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -70,12 +71,12 @@ def fsck(settings: StoreSettings, rebuild: bool, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"clean": report.clean, "rebuilt": rebuilt, "report": report}))
     else:
-        _say(report, rebuilt)
+        _say(report, rebuilt, in_mesh=(settings.data_dir / IDENTITY_FILE).exists())
     if not report.clean or rebuilt.get("problems"):
         raise SystemExit(1)
 
 
-def _say(report: CheckReport, rebuilt: dict[str, Any]) -> None:
+def _say(report: CheckReport, rebuilt: dict[str, Any], *, in_mesh: bool) -> None:
     if rebuilt:
         what = f"{rebuilt['objects']:,} objects, {rebuilt['versions']:,} versions"
         click.echo(f"rebuilt: {what} from {rebuilt['files']:,} files")
@@ -90,6 +91,8 @@ def _say(report: CheckReport, rebuilt: dict[str, Any]) -> None:
     if report.clean:
         click.echo("clean")
     else:
+        others = "start the node, which restores those that other nodes have, and " if in_mesh else ""
+        rest = "the rest" if in_mesh else "these objects"
         click.echo(
-            f"{len(report.problems)} problems: restore these objects from a backup, or upload them again"
+            f"{len(report.problems)} problems: {others}restore {rest} from a backup, or upload them again"
         )

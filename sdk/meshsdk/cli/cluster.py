@@ -409,14 +409,13 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Itera
     if node.get("domains"):
         yield node["domains"]
     yield from _load(node.get("load") or {})
-    told = node["scrub"]
-    if told and told["running"]:
+    if (told := node["scrub"]) and told["running"]:
         yield f"scrub: {_percent(told)}"
     if told and told["quarantined"]:
-        yield f"{_count(told['quarantined'], 'damaged or lost object')} to be restored"
-    yield from (
-        f"{disk['path']} {disk['why']}" for disk in (told or {}).get("disks", ()) if not disk["serves"]
-    )
+        damaged = _count(told["quarantined"], "damaged or lost object")
+        yield f"{damaged} to be restored; if some stay, no other running node has them (ShardmeshDamagedData)"
+    disks = (told or {}).get("disks", ())
+    yield from (f"{disk['path']} {disk['why']}" for disk in disks if not disk["serves"])
 
 
 def _load(load: dict[str, Any]) -> Iterator[str]:

@@ -152,11 +152,18 @@ def test_a_lost_index_is_rebuilt_before_the_map_gives_anything_up(mesh: DaemonCl
     with pytest.raises(DaemonFailedError, match="or run meshd fsck --rebuild"):
         mesh.up(NODE)
     assert "lost n2 --anyway" not in mesh[NODE].output()
-    found = mesh.map_of("n1").node(NODE)
-    assert found is not None
-    assert found.state == "away"
+    known = mesh.map_of("n1").node(NODE)
+    assert known is not None
+    assert known.state == "away"
     line = [program("meshd"), "fsck", "--data-dir", str(mesh[NODE].data_dir), "--rebuild"]
     subprocess.run(line, check=True, capture_output=True, timeout=60)
+    damaged = next(
+        path for path in mesh[NODE].data_dir.glob("extents/*/*.tar") if b"body" in path.read_bytes()
+    )
+    damaged.write_bytes(damaged.read_bytes().replace(b"body", b"rots"))
+    found = subprocess.run(line[:-1], check=False, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 1
+    assert "problems: start the node, which restores those that other nodes have, and restore" in found.stdout
     mesh.up(NODE)
     mesh.await_healthy()
     agree(mesh, keys, b"body")

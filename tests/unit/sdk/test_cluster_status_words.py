@@ -134,6 +134,13 @@ def test_a_node_without_room_is_told_first() -> None:
     assert not any("full:" in line for line in said(holding("n2", disk(99, serves=False))))
 
 
+def test_damage_that_may_have_no_other_copy_is_not_only_waited_for() -> None:
+    damaged = holding("n1", disk(9))
+    damaged["scrub"]["quarantined"] = 2
+    told = "2 damaged or lost objects to be restored; if some stay, no other running node has them"
+    assert f"{told} (ShardmeshDamagedData)" in said(damaged)[-1]
+
+
 def test_a_certificate_that_is_refused_is_told_first() -> None:
     lines = said(node("n1"), node("n2") | {"refused": "its certificate is refused (expired): renew it"})
     assert lines[0].endswith(": n2 cannot be reached by other nodes")
