@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshd.batches.assembly.bad_sample_ledger import BadSample, max_bad_rows
+from meshd.batches.assembly.bad_sample_ledger import max_bad_rows
 from meshd.batches.assembly.column_copies import (
     FEWEST_ROWS,
     SMALL_BYTES,
@@ -21,9 +21,10 @@ from meshd.batches.assembly.column_copies import (
     RowPlaces,
     block_fields,
 )
+from meshd.batches.assembly.failed_row import FailedRow
 from meshd.batches.assembly.frame_buffer import FrameBuffer
 from meshd.batches.read_ahead.arrivals import Arrivals
-from meshd.core.api_errors import BatchError, busy, damaged
+from meshd.core.api_errors import busy, damaged
 from meshd.core.document_store import asset_places
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE
@@ -34,7 +35,6 @@ from meshd.telemetry.training_metrics import record_rendering
 from meshd.transform.decoded_cache.sample_set import SampleSet
 from meshd.transform.renderer import UNREADABLE_KINDS, RowWork
 from meshd.util.async_tasks import cancel_and_discard
-from meshwire.dataset.archive_keys import is_read_directly
 from meshwire.frame.tensor_frame import Status
 from meshwire.http_values.mesh_headers import FrameTiming
 from meshwire.plan.epoch_order import mix_bounds
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
     from meshd.batches.assembly.frame_rows import Rows
+    from meshd.core.api_errors import BatchError
     from meshd.core.memory_frames import MemoryFrame
     from meshd.core.peer_source import PeerSource
     from meshd.core.plan_record import Plan
@@ -60,7 +61,6 @@ FETCHED_BYTES = 64 << 20  # bytes of samples that are fetched from other nodes b
 PROBES = 16
 PROBE_STREAM = 1 << 32  # stream of the keyed randomness, beyond the index of any op
 _EVERY_ROW = " (as are all rows of this batch)"
-_WRONG_OP = "check with ds.preflight() that the ops fit what the samples are; otherwise "
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +184,16 @@ class FrameBuilder:
             failures = [failure for failure in failures if failure.kind not in UNREADABLE_KINDS]
             failures += await self._render_once(unread)
         for failure in failures:
+            row = self._failed(failure)
             if failure.kind == "read":
-                raise busy(f"{self._name(failure)} cannot be read now: {failure.message}")
-            if failure.kind == "damaged" and self._has_peer_copy(failure):
-                raise busy(
-                    f"{self._name(failure)} is damaged on this node; retry to read another owner's copy"
-                )
+                raise busy(f"{row.name} cannot be read now: {failure.message}")
+            if failure.kind == "damaged" and self._has_peer_copy(row):
+                raise busy(f"{row.name} is damaged on this node; retry to read another owner's copy")
             if failure.kind == "damaged":
-                await self._context.ledger.record_bad_samples(self._plan.hash, [self._entry(failure)])
-                raise damaged(self._object_url(failure), failure.message, self._detail(failure))
+                await self._record([failure])
+                raise damaged(row.url, failure.message, row.detail())
             if failure.kind == "op":
-                raise self._broken(failure)
+                raise row.op_error()
         return failures
 
     async def _render_once(self, rows: Sequence[int]) -> list[Failure]:
@@ -290,8 +289,7 @@ class FrameBuilder:
 
     async def _settle(self, failures: list[Failure]) -> list[int] | None:
         """Apply the plan's policy to bad samples. Returns the rows to keep, None for all."""
-        found = [self._entry(failure) for failure in failures]
-        await self._context.ledger.record_bad_samples(self._plan.hash, found)
+        await self._record(failures)
         self._check_bound(failures)
         bad = [failure.row for failure in failures]
         policy = self._plan.spec.on_bad
@@ -305,25 +303,31 @@ class FrameBuilder:
         self._mark(bad, Status.MASKED)
         return None
 
+    async def _record(self, failures: Sequence[Failure]) -> None:
+        found = [self._failed(failure).entry() for failure in failures]
+        await self._context.ledger.record_bad_samples(self._plan.hash, found)
+
     async def _refuse(self, failures: list[Failure]) -> None:
-        raise self._bad(failures[0], " (a partial frame has no substitutes: request the whole frame)")
+        raise self._failed(failures[0]).bad_sample_error(
+            " (a partial frame has no substitutes: request the whole frame)"
+        )
 
     def _check_bound(self, failures: list[Failure]) -> None:
         """Check the bound for this slice alone; the assembler adds the bad rows of the other slices."""
         spec, status = self._plan.spec, self._buffer.rows.status
         every = 1 < len(self._buffer.rows) == len(failures)
         if spec.on_bad == "raise":
-            raise self._bad(failures[0], _EVERY_ROW if every else "", every=every)
+            raise self._failed(failures[0]).bad_sample_error(_EVERY_ROW if every else "", every=every)
         counted = [failure for failure in failures if status[failure.row] != Status.PAD]
         if not counted:
             return
         bound = max_bad_rows(spec, self._whole)
         if len(counted) > bound:
             why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
-            raise self._bad(counted[0], why, every=every)
+            raise self._failed(counted[0]).bad_sample_error(why, every=every)
         self._bad_rows = len(counted)
         why = f" (with other ranks' slices, more than {bound} bad rows of {self._whole}; {bound} allowed)"
-        self._complaint = self._bad(counted[0], why)
+        self._complaint = self._failed(counted[0]).bad_sample_error(why)
 
     async def _substitute(self, failures: list[Failure]) -> None:
         rows = self._buffer.rows
@@ -342,11 +346,11 @@ class FrameBuilder:
             left = {failure.row: failure for failure in again}
             if not left:
                 return
-            await self._context.ledger.record_bad_samples(
-                self._plan.hash, [self._entry(failure) for failure in again]
-            )
+            await self._record(again)
         failure = next(iter(left.values()))
-        raise self._bad(failure, f" (and {PROBES} substitutes drawn for it are bad, too)", every=True)
+        raise self._failed(failure).bad_sample_error(
+            f" (and {PROBES} substitutes drawn for it are bad, too)", every=True
+        )
 
     def _substitutes_for(self, sample: int) -> tuple[int, int]:
         """Return the range of samples that may substitute for a sample: all, or its part of a mix."""
@@ -361,85 +365,18 @@ class FrameBuilder:
         found = self._buffer.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
-    def _sample(self, failure: Failure) -> int:
-        """Return the sample that failed: the row's own, or the one that is mixed into it."""
+    def _failed(self, failure: Failure) -> FailedRow:
+        """Return the row that failed, with the sample that it has now: substitution gives it another one."""
         rows = self._buffer.rows
-        beside = rows.partners if failure.partner else None
-        return int((rows.samples if beside is None else beside)[failure.row])
+        mixed = rows.partners if failure.partner else None
+        sample = int((rows.samples if mixed is None else mixed)[failure.row])
+        position, node = int(rows.positions[failure.row]), self._context.node
+        return FailedRow(self._plan, self._snapshot, self._epoch, node, failure, position, sample)
 
-    def _name(self, failure: Failure) -> str:
-        return self._snapshot.sample_name(self._sample(failure))
-
-    def _field_name(self, failure: Failure) -> str:
-        return list(self._plan.outputs)[failure.field]
-
-    def _entry(self, failure: Failure) -> BadSample:
-        position = int(self._buffer.rows.positions[failure.row])
-        return BadSample(self._name(failure), failure.op, failure.message, position, self._epoch)
-
-    def _bad(self, failure: Failure, why: str, *, every: bool = False) -> BatchError:
-        """Return the error of a bad sample. `every`: so many others are bad that the op may be wrong."""
-        name, field = self._name(failure), self._field_name(failure)
-        advice = _WRONG_OP if every else ""
-        return BatchError(
-            "BadSample",
-            f"the sample {name} is bad: {failure.op} of {field!r}: {failure.message}{why}",
-            help=f"{advice}look at it with: mesh cat {self._part(failure)} > sample; replay its row "
-            f"with: {self._command(failure)}; repair or remove the object, raise max_bad, or set on_bad",
-            detail=self._detail(failure),
-        )
-
-    def _broken(self, failure: Failure) -> BatchError:
-        return BatchError(
-            "OpFailed",
-            f"the op {failure.op!r} failed on the sample {self._name(failure)}: {failure.message}",
-            help=f"this is a bug in the op, not in the data; replay its row with: {self._command(failure)}",
-            detail=self._detail(failure),
-        )
-
-    def _detail(self, failure: Failure) -> dict[str, Any]:
-        return {
-            "key": self._name(failure),
-            "url": self._object_url(failure),
-            "node": self._context.node,
-            "op": failure.op,
-            "field": self._field_name(failure),
-            "error": failure.message,
-            "position": int(self._buffer.rows.positions[failure.row]),
-            "epoch": self._epoch,
-            "replay": f"GET {self._replay(failure)}",
-        }
-
-    def _has_peer_copy(self, failure: Failure) -> bool:
+    def _has_peer_copy(self, row: FailedRow) -> bool:
         """Return whether another node may have a good copy; this node's is then reported as damaged."""
-        bucket, _, key = self._object_url(failure).removeprefix("s3://").partition("/")
-        if not self._context.remote.has_peer_copies(bucket, key):
+        if not self._context.remote.has_peer_copies(*row.object_name):
             return False
-        record = self._context.store.get(bucket, key)
+        record = self._context.store.get(*row.object_name)
         report_damaged_object(record)
         return record is not None
-
-    def _object_url(self, failure: Failure) -> str:
-        sample = self._sample(failure)
-        column: Any = self._snapshot.fields[self._field_name(failure)]
-        objects = self._snapshot.objects
-        number = int(column.objects_at(sample))
-        return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
-
-    def _part(self, failure: Failure) -> str:
-        """Return the arguments of `mesh cat` for the bytes of the sample, or for the object that has them."""
-        column: Any = self._snapshot.fields[self._field_name(failure)]
-        sample, objects, url = self._sample(failure), self._snapshot.objects, self._object_url(failure)
-        number, length = int(column.objects_at(sample)), int(column.lengths_at(sample))
-        if length == objects.sizes[number] or not is_read_directly(objects.keys[number]):
-            return url
-        return f"--offset {int(column.offsets_at(sample))} --length {length} {url}"
-
-    def _command(self, failure: Failure) -> str:
-        position = int(self._buffer.rows.positions[failure.row])
-        return f"mesh replay {self._plan.hash} {position} --epoch {self._epoch}"
-
-    def _replay(self, failure: Failure) -> str:
-        """Return the URL of the frame with only this row: the batch of one that begins at its position."""
-        position = int(self._buffer.rows.positions[failure.row])
-        return f"/-/plans/{self._plan.hash}/{self._epoch}/0?batch=1&origin={position}"
