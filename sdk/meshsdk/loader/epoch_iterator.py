@@ -271,24 +271,25 @@ class EpochIterator:
         self.consumer: threading.Thread | None = None
         self._transport = transport
         meter.reached = epoch, order.steps.start
-        self._delivery = Prefetcher(transport, order, arena)
         self._stage = stage
         self._meter = meter
         self._epoch = epoch
         self._observers = observers
         self._report = order.report
         self._arrived: deque[tuple[Arrival | None, str, int]] = deque()
-        self._steps, self._traces = order.steps, self._delivery.traces
+        self._steps = order.steps
         self.length = self._untaken = len(order.steps)
         self._given = 0
         self._stall = _NONE
         self._begun: deque[Any] = deque()
         self._failure: MeshError | None = None
         self._open = True
-        meter.start()
+        self._delivery = Prefetcher(transport, order, arena)
+        self._traces = self._delivery.traces
         try:
+            meter.start()
             interpreter_exit.close_at_exit(self)
-        except BaseException:  # the exit began meanwhile, and has not seen this iterator
+        except BaseException:  # an interrupt, or the exit began meanwhile and has not seen this iterator
             self.close()
             raise
 

@@ -22,6 +22,7 @@ import pytest
 import meshsdk as mesh
 from meshsdk import ops
 from meshsdk.client.http_connection import Connection
+from meshsdk.loader_stats import Meter
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import ORDER, SAMPLES, labels, loader, sockets, threads
 from tests.support.bounded_wait import await_end, await_true
@@ -354,4 +355,20 @@ def test_an_interrupt_while_the_prefetch_thread_starts_ends_it(
             next(iter(one))
         monkeypatch.undo()
         assert [thread for thread in readers if thread.is_alive()] == []
+        assert len(labels(one)) == SAMPLES
+
+
+def test_an_interrupt_before_the_first_batch_ends_the_prefetch_thread(
+    server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Meter) -> None:
+        raise KeyboardInterrupt
+
+    with loader(server) as one:
+        monkeypatch.setattr(Meter, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt) as held:  # its traceback refers to the iterator
+            next(iter(one))
+        assert threads() == []
+        del held
+        monkeypatch.undo()
         assert len(labels(one)) == SAMPLES
