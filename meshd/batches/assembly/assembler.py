@@ -21,7 +21,7 @@ import numpy as np
 
 from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger, max_bad_rows
 from meshd.batches.assembly.column_copies import FEWEST_ROWS, block_fields
-from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, block_metadata, metadata_of
+from meshd.batches.assembly.frame_buffer import MAX_FRAME_BYTES, block_metadata, fixed_row_bytes, metadata_of
 from meshd.batches.assembly.frame_builder import BuildContext, FrameBuilder
 from meshd.batches.assembly.frame_cache import FrameCache
 from meshd.batches.assembly.frame_rows import (
@@ -244,7 +244,7 @@ class Assembler:
         await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
         snapshot = await asyncio.to_thread(Snapshot.from_bytes, address.snapshot)
         samples = np.arange(snapshot.samples, dtype=np.int64)
-        with self._admission(snapshot.samples, snapshot.samples * _row_bytes(plan)):
+        with self._admission(snapshot.samples, snapshot.samples * fixed_row_bytes(plan)):
             rows, metadata = new_rows(samples + address.first, samples), block_metadata(address.block)
             builder = FrameBuilder(self._context, plan, snapshot, 0, rows, metadata, kept_bytes=0)
             frame = await builder.build()
@@ -269,14 +269,22 @@ class Assembler:
             places = await own_rows(self._context.remote, snapshot, rows, address.version)
             # with samples mixed in pairs, this node builds rows of any sample
             own = await self._own.find_rows(snapshot) if plan.pairs is None else None
-        with self._admission(len(places), len(places) * _row_bytes(plan)):
+        with self._admission(len(places), len(places) * fixed_row_bytes(plan)):
             metadata = part_metadata(metadata_of(whole), address.version, len(rows))
             part = rows.part_rows(places)
             context = self._early if early else self._context
             builder = FrameBuilder(
-                context, plan, snapshot, whole.epoch, part, metadata, kept_bytes=kept_bytes, arrivals=arrivals
+                context,
+                plan,
+                snapshot,
+                whole.epoch,
+                part,
+                metadata,
+                kept_bytes=kept_bytes,
+                arrivals=arrivals,
+                own=own,
             )
-            frame = await builder.build_part(own)
+            frame = await builder.build()
         self._cache.put(address, frame)
         return frame
 
@@ -297,7 +305,7 @@ class Assembler:
             elif not early:  # in a mesh, the reader requests the next frames from other nodes
                 self._ahead.begin(wanted, address, arrivals)
         count = count_rows(address, plan)
-        with self._admission(_admitted_rows(plan, snapshot, count), count * _row_bytes(plan)):
+        with self._admission(_admitted_rows(plan, snapshot, count), count * fixed_row_bytes(plan)):
             rows = self._row_lookup.rows_at(address, plan, snapshot)
             ahead = address if isinstance(address, FrameAddress) else None
             await self._prefetcher.open_now(snapshot, rows.samples, ahead)
@@ -332,7 +340,7 @@ class Assembler:
                 return None
             fields = series_fields(plan, snapshot)
             count = sum(count_rows(step, plan) for step in steps)
-            size = count * _row_bytes(plan)
+            size = count * fixed_row_bytes(plan)
             if fields is None or not FEWEST_ROWS <= count <= MOST_ROWS or size > MOST_BYTES:
                 return None
             await self.catalog.ensure_local_copies(map(asset_key, plan.assets))
@@ -359,7 +367,7 @@ class Assembler:
         self, steps: Sequence[FrameAddress], plan: Plan, snapshot: Snapshot
     ) -> Sequence[SharedFrame] | None:
         """Build and cache the frames of consecutive steps of a packed plan; None as `_build_series`."""
-        size = sum(count_rows(step, plan) for step in steps) * _row_bytes(plan)
+        size = sum(count_rows(step, plan) for step in steps) * fixed_row_bytes(plan)
         if size > MAX_SERIES_BYTES:
             return None
         table, within = await self._packs.get_table(plan), await self.catalog.plan(plan.within)
@@ -387,7 +395,7 @@ class Assembler:
         count, table = count_rows(address, plan), await self._packs.get_table(plan)
         packing = PackedRows(plan, table, self._row_lookup.rows_at(address, plan, table))
         within = await self.catalog.plan(plan.within)
-        with self._admission(0, count * _row_bytes(plan)):
+        with self._admission(0, count * fixed_row_bytes(plan)):
             render = partial(self._assemble, kept_bytes=kept_bytes)
             made = await self._packed.build(packing, within, snapshot, metadata_of(address), render)
         if isinstance(address, FrameAddress):
@@ -430,13 +438,3 @@ def _admitted_rows(plan: Plan, snapshot: Snapshot, count: int) -> int:
     """Return how many rows a frame counts as while it is built: copied rows cost bytes, but no time."""
     copied = block_fields(plan.spec, plan.outputs, mixed=plan.pairs is not None) is not None
     return count // COPIED_ROWS if copied and snapshot.kind != "objects" else count
-
-
-def _row_bytes(plan: Plan) -> int:
-    """Return the minimum number of bytes of a row: those of its fixed-size columns."""
-    sizes = (
-        int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
-        for output in plan.columns.values()
-        if output.shape is not None
-    )
-    return sum(sizes)

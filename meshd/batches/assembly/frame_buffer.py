@@ -328,6 +328,16 @@ def metadata_of(address: Address) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
+def fixed_row_bytes(plan: Plan) -> int:
+    """Return the minimum number of bytes of a row: those of its fixed-size columns."""
+    sizes = (
+        int(np.prod(output.shape, dtype=np.int64)) * np.dtype(output.dtype).itemsize
+        for output in plan.columns.values()
+        if output.shape is not None
+    )
+    return sum(sizes)
+
+
 def planned_size(plan: Plan, snapshot: Snapshot, address: FrameAddress) -> int | None:
     """Return the size of a frame in bytes, or None if it depends on the data.
 

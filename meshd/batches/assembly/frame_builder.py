@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ from meshwire.plan.epoch_order import mix_bounds
 from meshwire.plan.keyed_random import KeyedRandom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from meshd.batches.assembly.bad_sample_ledger import BadSampleLedger
     from meshd.batches.assembly.frame_rows import Rows
@@ -91,7 +91,7 @@ class FrameBuilder:
     """Builds one frame, once. `whole`: the number of rows of its global batch, without padding.
 
     `kept_bytes`: bytes that the node may keep of the plan's decoded samples; None: the node decides.
-    `arrivals`: the reads ahead of its bytes that have not ended.
+    `arrivals`: the reads ahead of its bytes that have not ended. `own`: see `SampleSet`.
     """
 
     def __init__(
@@ -106,9 +106,10 @@ class FrameBuilder:
         whole: int | None = None,
         kept_bytes: int | None = None,
         arrivals: Arrivals | None = None,
+        own: OwnRows | None = None,
     ) -> None:
         self._arrivals = arrivals or Arrivals()
-        self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes, plan.bucket)
+        self._sample_set = SampleSet(snapshot.hash, snapshot.samples, kept_bytes, plan.bucket, own)
         self._context, self._plan, self._snapshot, self._epoch = context, plan, snapshot, epoch
         self._whole = len(rows) if whole is None else whole
         self._complaint: BatchError | None = None
@@ -123,23 +124,11 @@ class FrameBuilder:
 
     async def build(self) -> MemoryFrame:
         """Return the finished frame. Raises BatchError: SnapshotChanged, BadSample, OpFailed, Busy."""
-        return await self._finished(self._settle)
-
-    async def build_part(self, own: OwnRows | None = None) -> MemoryFrame:
-        """Return a part of a frame. A bad sample raises BadSample, whatever the policy of the plan.
-
-        A substitute may be on any node, and the bound on bad samples is known only for the whole frame.
-        `own`: see `SampleSet`.
-        """
-        self._sample_set = replace(self._sample_set, own=own)
-        return await self._finished(self._refuse)
-
-    async def _finished(self, settle: Callable[[list[Failure]], Awaitable[list[int] | None]]) -> MemoryFrame:
         try:
             with tracing.stage("assemble"):
                 rows = await self._copy_columns(len(self._buffer.rows))
                 failures = await self._render(rows) if rows else []
-                kept = await settle(failures) if failures else None
+                kept = await self._settle(failures) if failures else None
                 with tracing.stage("seal"):
                     frame = self._buffer.seal(kept)
         except BaseException:
@@ -288,7 +277,14 @@ class FrameBuilder:
         return {row: int(partners[row]) for row in rows if partners[row] >= 0}
 
     async def _settle(self, failures: list[Failure]) -> list[int] | None:
-        """Apply the plan's policy to bad samples. Returns the rows to keep, None for all."""
+        """Apply the plan's policy to bad samples. Returns the rows to keep, None for all.
+
+        In a part of a frame, a bad sample is an error, whatever the policy: a substitute may be on any node,
+        and the bound on bad samples is known only for the whole frame.
+        """
+        if self._buffer.rows.places is not None:
+            why = " (a partial frame has no substitutes: request the whole frame)"
+            raise self._failed(failures[0]).bad_sample_error(why)
         await self._record(failures)
         self._check_bound(failures)
         bad = [failure.row for failure in failures]
@@ -306,11 +302,6 @@ class FrameBuilder:
     async def _record(self, failures: Sequence[Failure]) -> None:
         found = [self._failed(failure).entry() for failure in failures]
         await self._context.ledger.record_bad_samples(self._plan.hash, found)
-
-    async def _refuse(self, failures: list[Failure]) -> None:
-        raise self._failed(failures[0]).bad_sample_error(
-            " (a partial frame has no substitutes: request the whole frame)"
-        )
 
     def _check_bound(self, failures: list[Failure]) -> None:
         """Check the bound for this slice alone; the assembler adds the bad rows of the other slices."""
