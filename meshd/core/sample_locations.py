@@ -18,7 +18,7 @@ from awscrt.checksums import crc32c
 from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE, ObjectRange, ReadFailure
-from meshd.store.errors import NotCachedError
+from meshd.store.errors import NotCachedError, QuarantinedError
 from meshwire.dataset.build_snapshot import BytesColumn
 
 if TYPE_CHECKING:
@@ -268,17 +268,26 @@ class PinnedObjects:
     def _error_of(self, number: int, failure: ReadFailure) -> BatchError:
         if failure.code in ("NoSuchKey", "SnapshotChanged"):
             return self.changed(number, "was deleted" if failure.code == "NoSuchKey" else "was replaced")
-        objects = self._snapshot.objects
-        url = f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
+        url = self._url_of(number)
         if failure.code == "Unreadable":
             return damaged(url, failure.message or "no node that holds it can read it", {"url": url})
         return busy(f"{url} cannot be read now: {failure.message or failure.code}")
 
+    def _url_of(self, number: int) -> str:
+        objects = self._snapshot.objects
+        return f"s3://{objects.bucket_of(number)}/{objects.keys[number]}"
+
     def locations(self, number: int) -> Sequence[Location]:
-        """Returns the files that hold an object of this node. Raises BatchError SnapshotChanged."""
+        """Returns the files that hold an object of this node. Raises BatchError SnapshotChanged,
+        CorruptData."""
         found = self._locations.get(number)
         if found is None:
-            found = self._locations[number] = self._store.locate(self.record(number))
+            try:
+                found = self._locations[number] = self._store.locate(self.record(number))
+            except QuarantinedError as error:
+                url = self._url_of(number)
+                final = {"damaged": True} if self._remote.single_node else {}  # another attempt cannot help
+                raise damaged(url, "it is in quarantine", {"url": url, **final}) from error
         return found
 
     def pieces_at(self, number: int, offset: int, length: int) -> Pieces:

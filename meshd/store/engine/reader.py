@@ -109,6 +109,8 @@ class ExtentReader:
                 handle = self._acquire(extent)
                 handles.append(handle)
                 spans.append(Span(handle.fd, extent.offset + start, taken, extent))
+        except QuarantinedError:  # logged when it was put there
+            return None
         except (StoreError, OSError):
             _log.warning("cannot open the bytes of an object", exc_info=True)
             return None

@@ -297,3 +297,26 @@ def test_the_only_copy_is_refused_until_it_is_put_again() -> None:
         client.put_object(Bucket="rot", Key="k", Body=b"again")
         assert client.get_object(Bucket="rot", Key="k")["Body"].read() == b"again"
         assert _command(daemon, "scrub", "--wait").returncode == 0
+
+
+def test_batches_name_an_object_in_quarantine_and_the_log_is_not_filled() -> None:
+    with Daemon.start() as daemon:
+        client = daemon.client()
+        client.create_bucket(Bucket="rot")
+        for number in range(4):
+            client.put_object(Bucket="rot", Key=f"s/{number}.png", Body=native.png(number))
+        wire = native.Mesh(daemon.endpoint, daemon.access_key, daemon.secret_key)
+        snapshot = wire.snapshot("s3://rot/s/", {"image": {"ext": ["png"]}})["snapshot"]
+        plans = [wire.plan(snapshot, ops)["plan"] for ops in ([], native.CROP)]
+        Disk(daemon).flip("s/3.png", 20)
+        assert "1 in quarantine" in _command(daemon, "scrub", "--wait").stdout
+        said = daemon.output()
+        for epoch in range(3):
+            assert wire.raw(plans[0], epoch, 0, batch=4, format="samples").status == 200
+            error = native.error(wire.raw(plans[1], epoch, 0, batch=4))
+            assert (error["code"], error["detail"]["damaged"]) == ("CorruptData", True)
+            assert "s3://rot/s/3.png is damaged on disk" in error["message"]
+            with pytest.raises(ClientError, match="InternalError"):
+                client.get_object(Bucket="rot", Key="s/3.png")
+        assert daemon.output() == said
+        wire.close()
