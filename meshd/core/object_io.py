@@ -53,8 +53,9 @@ def check_put_size(size: int | None) -> None:
 
 
 NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-StoredCallback = Callable[[str, str, "Record"], Awaitable[None]]
-"""Called with bucket, key and record of every object that was stored."""
+StoredCallback = Callable[[str, str, "Record"], Awaitable[None] | None]
+"""Called with bucket, key and record of every object that was stored; returns what is to be awaited, if
+anything is."""
 
 
 class LookupResult(NamedTuple):

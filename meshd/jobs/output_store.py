@@ -229,7 +229,9 @@ class LocalOutputStore:
                 target.bucket, target.key, record.version or NULL, conditions=same
             )
             raise BatchError("NoSuchBucket", f"the bucket {target.bucket!r} was deleted while the job ran")
-        await self._stored(target.bucket, target.key, record)
+        steps = self._stored(target.bucket, target.key, record)
+        if steps is not None:
+            await steps
 
     async def remove_outputs(self, bucket: str, keys: Sequence[str]) -> None:
         """See `OutputStore.remove_outputs`."""

@@ -6,7 +6,7 @@ the object's size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshd.core.api_errors import store_errors
 from meshd.core.object_io import check_put_size
@@ -17,6 +17,9 @@ from meshwire.http_values.conditional_requests import Conditions
 from meshwire.s3.result_types import CopyResult, ObjectStored
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable
+
     from meshd.auth.identity import Identity
     from meshd.core.object_io import Body, StoredCallback
     from meshd.objects.delete import OriginWriteBack
@@ -24,7 +27,28 @@ if TYPE_CHECKING:
     from meshd.store.api import StoreReader, StoreWriter
     from meshd.store.records import Record, WriteContext
     from meshd.store.writer_api import ObjectWriter
+    from meshwire.checksums.body_checksums import BodyDigest
+    from meshwire.s3.bucket_settings import Versioning
     from meshwire.s3.operations import CopyObject, PutObject
+
+
+class SmallObjectStore(Protocol):
+    """A store that commits an object of which all bytes are in memory; see `Store`."""
+
+    @property
+    def small_object_bytes(self) -> int: ...
+
+    def commit_small(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> asyncio.Future[Record]: ...
 
 
 class ObjectService:
@@ -37,9 +61,11 @@ class ObjectService:
         versions: VersionLookup,
         stored: StoredCallback,
         backed: OriginWriteBack | None = None,
+        small: SmallObjectStore | None = None,
     ) -> None:
+        """`small`: the store if it alone stores every object; None in a cluster."""
         self._store, self._replicated, self._versions = store, replicated, versions
-        self._stored, self._backed = stored, backed
+        self._stored, self._backed, self._small = stored, backed, small
 
     async def put_object(
         self, operation: PutObject, identity: Identity, body: Body, *, context: WriteContext = INTERNAL_WRITE
@@ -53,18 +79,7 @@ class ObjectService:
             writer = self._replicated.writer(operation.bucket, operation.key, size=body.size)
             try:
                 await write_body(writer, body, operation)
-                digest = body.digest()
-                meta = Meta(
-                    etag=digest.md5_hex,
-                    headers=dict(operation.headers.system),
-                    metadata=dict(operation.headers.metadata),
-                    checksums=dict(digest.checksums),
-                    checksum_type="FULL_OBJECT",
-                    owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
-                    tags=dict(operation.tags),
-                    acl=operation.acl,
-                    through=self.writes_through(operation.bucket),
-                )
+                meta = self._meta(operation, identity, body.digest())
                 self._versions.require_same_bucket(operation.bucket, born)
                 setting = self._versions.versioning_of(operation.bucket)
                 record = await writer.commit(
@@ -74,8 +89,56 @@ class ObjectService:
                 await writer.abort()
                 raise
         await self.finish_write(operation.bucket, operation.key, record, context=context)
+        return self.stored(operation, record)
+
+    def _meta(self, operation: PutObject, identity: Identity, digest: BodyDigest) -> Meta:
+        return Meta(
+            etag=digest.md5_hex,
+            headers=dict(operation.headers.system),
+            metadata=dict(operation.headers.metadata),
+            checksums=dict(digest.checksums),
+            checksum_type="FULL_OBJECT",
+            owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
+            tags=dict(operation.tags),
+            acl=operation.acl,
+            through=self.writes_through(operation.bucket),
+        )
+
+    def stored(self, operation: PutObject, record: Record) -> ObjectStored:
+        """Return the result of a finished write."""
         extra = self._versions.expiration_headers(operation.bucket, operation.key, record)
         return ObjectStored(record.etag, record.checksums, record.checksum_type, record.version, extra)
+
+    @property
+    def small_bytes(self) -> int:
+        """Up to this size, `commit_small` stores an object; negative if it cannot."""
+        return -1 if self._small is None else self._small.small_object_bytes
+
+    def commit_small(
+        self,
+        operation: PutObject,
+        identity: Identity,
+        data: bytes,
+        digest: BodyDigest,
+        born: int,
+        context: WriteContext,
+    ) -> asyncio.Future[Record]:
+        """Begin what `put_object` does, for a small body that is here and verified. Once the future is done,
+        `remaining_steps` finishes the write. `born`: see `VersionLookup.bucket_created`. Raises S3Error
+        NoSuchBucket, StoreError."""
+        assert self._small is not None
+        meta = self._meta(operation, identity, digest)
+        self._versions.require_same_bucket(operation.bucket, born)
+        setting = self._versions.versioning_of(operation.bucket)
+        return self._small.commit_small(
+            operation.bucket,
+            operation.key,
+            data,
+            meta,
+            conditions=operation.conditions,
+            versioning=setting,
+            context=context,
+        )
 
     async def _precheck(
         self, bucket: str, key: str, conditions: Conditions | None, context: WriteContext
@@ -100,16 +163,35 @@ class ObjectService:
     ) -> None:
         """Finish a committed write: remove it again if the bucket was deleted while the body arrived,
         otherwise write it to the origin or report it as stored. Raises S3Error NoSuchBucket."""
+        steps = self.remaining_steps(bucket, key, record, context=context)
+        if steps is not None:
+            await steps
+
+    def remaining_steps(
+        self, bucket: str, key: str, record: Record, *, context: WriteContext = INTERNAL_WRITE
+    ) -> Awaitable[None] | None:
+        """Return what `finish_write` has to await; None if nothing is left to do."""
         if not self._versions.has_bucket(bucket):
-            same = Conditions(if_match=(record.etag,))
-            with store_errors():
-                await self._replicated.delete_version(
-                    bucket, key, record.version or NULL, conditions=same, context=context
-                )
-            raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
-        backed = self._backed
-        if backed is None or not await backed.object_committed(bucket, key, record, context=context):
-            await self._stored(bucket, key, record)
+            return self._remove_again(bucket, key, record, context)
+        if self._backed is not None and self._backed.is_backed(bucket):
+            return self._write_back(self._backed, bucket, key, record, context)
+        return self._stored(bucket, key, record)
+
+    async def _remove_again(self, bucket: str, key: str, record: Record, context: WriteContext) -> None:
+        same = Conditions(if_match=(record.etag,))
+        with store_errors():
+            await self._replicated.delete_version(
+                bucket, key, record.version or NULL, conditions=same, context=context
+            )
+        raise S3Error("NoSuchBucket", extra={"BucketName": bucket})
+
+    async def _write_back(
+        self, backed: OriginWriteBack, bucket: str, key: str, record: Record, context: WriteContext
+    ) -> None:
+        if not await backed.object_committed(bucket, key, record, context=context):
+            steps = self._stored(bucket, key, record)
+            if steps is not None:
+                await steps
 
     async def copy_object(
         self, operation: CopyObject, identity: Identity, *, context: WriteContext = INTERNAL_WRITE

@@ -61,6 +61,7 @@ class Connection(ClientTransport):
         "_broken",
         "_closed",
         "_context",
+        "_continued",
         "_current",
         "_ended",
         "_fast_path",
@@ -105,6 +106,7 @@ class Connection(ClientTransport):
         """When the first bytes of an incomplete request head arrived; 0 if there is none."""
         self._lingering: LingeringClose | None = None
         self._passed: PendingResponse | None = None
+        self._continued = False  # whether the request that is being parsed got `100 Continue`
 
     def __repr__(self) -> str:
         return f"<Connection of {self.remote or 'nobody'}, {self._request_count} requests>"
@@ -220,8 +222,7 @@ class Connection(ClientTransport):
         """Parse input, without the fast path."""
         if self._ended:
             return
-        if self._unparsed:
-            data = self._unparsed + data
+        data = self._unparsed + data if self._unparsed else data
         try:
             left = self._parser.feed(data)
         except MalformedRequestError as error:
@@ -254,7 +255,7 @@ class Connection(ClientTransport):
     def on_request(self, head: ParsedHead) -> None:
         """Take a request from the parser; its body may still arrive."""
         self._body = BodyStream(self._hold_client) if head.has_body else NO_BODY
-        self._arrived(MeshRequest(self, head, self._body))
+        self._arrived(MeshRequest(self, head, self._body, continued=self._continued))
 
     def on_body(self, data: bytes) -> None:
         """Take bytes of the latest request's body."""
@@ -295,8 +296,7 @@ class Connection(ClientTransport):
         self._task = self._current = None
         if self._ended:
             return
-        last = (self._closed or self._half_closed) and not self._has_input
-        if not keep or last:
+        if not keep or ((self._closed or self._half_closed) and not self._has_input):
             self._ended = True  # close one turn later: unread input would reset the connection
             self._loop.call_soon(self.force_close)
             return
@@ -375,7 +375,9 @@ class Connection(ClientTransport):
         if transport is None or transport.is_closing():
             return
         if not passed.response_started:
+            self._continued = passed.continued
             self._parse(passed.data)
+            self._continued = False
         elif passed.closes_connection or (passed.is_last and not passed.held):
             self.force_close()
             return
@@ -421,6 +423,7 @@ class Connection(ClientTransport):
             return True
         if self._passed is not None:
             self._half_closed = self._passed.is_last = True
+            self._passed.input_ended()
             return True
         body = self._body
         if body is None or self._task is None:

@@ -90,7 +90,9 @@ class MeshRequest:
 
     trace: RequestTrace
 
-    def __init__(self, connection: ClientTransport, head: ParsedHead, content: BodyStream) -> None:
+    def __init__(
+        self, connection: ClientTransport, head: ParsedHead, content: BodyStream, *, continued: bool = False
+    ) -> None:
         self.connection, self.content = connection, content
         (
             self.method,
@@ -103,7 +105,7 @@ class MeshRequest:
             self.content_length,
             _,
         ) = head
-        self.continued = self.response_started = False
+        self.continued, self.response_started = continued, False
         self.verified_body: bytes | None = None
         self.held_body: bytes | None = None
         self.claim: Claim | SigV2Claim | None = None
@@ -304,6 +306,10 @@ class RequestTrace:
     def mark_forwarded(self) -> None:
         """Note that another node executed the request and writes the audit line."""
         self._audit = None
+
+    def suspend(self) -> None:
+        """Name the request in no further log lines of this context: it is answered in another one."""
+        logs.request_id.set("")
 
     def discard(self) -> None:
         """Drop the trace without counting: the request is answered elsewhere."""

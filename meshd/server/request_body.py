@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from meshwire.sigv4.sigv2 import SigV2Claim
 
 
-# Hashing a piece of this size costs about as much as a thread switch; smaller ones are hashed in place.
-_INLINE = 64 << 10
+HASHED_INLINE: Final = 64 << 10
+"""Hashing as many bytes costs about as much as a thread switch; smaller pieces are hashed in place."""
 _PIECE = 256 << 10
 LEAST_RATE = 100
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _room: Final = Admission(256 << 20)  # bytes of documents that this process receives concurrently
 
 
@@ -148,8 +148,8 @@ class RequestBody:
         """Send `100 Continue`, even for an empty body or one that has arrived: botocore waits for it, and
         otherwise misreads the next response on the connection."""
         transport = self._request.transport
-        if self._expects_continue and transport is not None:
-            transport.write(_CONTINUE)
+        if self._expects_continue and transport is not None and not self._request.continued:
+            transport.write(CONTINUE)
             self._request.continued = True
         self._expects_continue = False
 
@@ -192,7 +192,7 @@ async def hashed_blocks(pieces: AsyncIterator[bytes], verifier: BodyVerifier) ->
                 await hashing
     if held:
         block = b"".join(held)
-        if len(block) <= _INLINE:
+        if len(block) <= HASHED_INLINE:
             verifier.update(block)
         else:
             await asyncio.get_running_loop().run_in_executor(None, verifier.update, block)

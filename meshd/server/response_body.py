@@ -85,12 +85,13 @@ _HELD: Final = 64 << 10  # bytes of further requests that are accepted meanwhile
 
 class PendingResponse:
     """Answers a client's only request outside the parser. `is_last`: close the client's connection after this
-    response. `data`: the request, in case the parser must handle it after all."""
+    response. `data`: the request, in case the parser must handle it after all; `continued`: with
+    `100 Continue` sent."""
 
     def __init__(self, protocol: Any, data: bytes = b"") -> None:
         self._protocol = protocol
         self.data, self.held = data, b""
-        self.is_last = False
+        self.is_last = self.continued = False
 
     @property
     def response_started(self) -> bool:
@@ -107,6 +108,9 @@ class PendingResponse:
         before, self.held = len(self.held), self.held + data
         if before <= _HELD < len(self.held):
             self._protocol.transport.pause_reading()
+
+    def input_ended(self) -> None:
+        """The client has closed its side of the connection."""
 
     def _read_on(self) -> None:
         """Resume reading before the kept input is processed."""

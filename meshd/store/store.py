@@ -11,6 +11,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from awscrt import checksums
+
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.health_monitor import DiskHealthMonitor
 from meshd.store.disks.startup_recovery import open_disks, recover, require_every_disk, sweep_drafts
@@ -20,6 +22,7 @@ from meshd.store.engine.group_commit import Committer
 from meshd.store.engine.mutations import (
     LinkObject,
     PutDeleteMarker,
+    PutObject,
     RemoveVersion,
     UpdateTagsAndAcl,
     check_write_conditions,
@@ -28,6 +31,7 @@ from meshd.store.engine.put_many import PutMany
 from meshd.store.engine.reader import read_segment_extents
 from meshd.store.engine.relocation import Relocator
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
+from meshd.store.engine.write_batch import Payload
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
 from meshd.store.errors import StaleEpochError
 from meshd.store.index.index import Index
@@ -121,6 +125,27 @@ class Store(DiskStoreReader):
 
     def writer(self, bucket: str, key: str, *, size: int | None) -> DiskObjectWriter:
         return DiskObjectWriter(self._writers, bucket, key, size)
+
+    @property
+    def small_object_bytes(self) -> int:
+        """Up to this size, `commit_small` takes an object."""
+        return self._settings.small_object_bytes
+
+    def commit_small(
+        self,
+        bucket: str,
+        key: str,
+        data: bytes,
+        meta: Meta,
+        *,
+        conditions: Conditions | None = None,
+        versioning: Versioning = "",
+        context: WriteContext = INTERNAL_WRITE,
+    ) -> asyncio.Future[Record]:
+        """Begins to store a small object of which all bytes are here, without a writer. The future is that of
+        `ObjectWriter.commit`; cancelling it does not cancel the write. Raises StoreClosedError."""
+        payload = Payload(len(data), checksums.crc32c(data), (data,))
+        return self._committer.submit(PutObject(bucket, key, meta, payload, conditions, versioning), context)
 
     async def put_many(
         self,

@@ -41,7 +41,7 @@ from tests.support.server_shutdown import stop_listening
 from tests.support.single_node_objects import single_node_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from meshd.control.control_api import ControlStore
     from meshd.server.http_server import MeshServer
@@ -127,7 +127,7 @@ class Pair:
         control: ControlStore = MemoryControl(self.clock)
         if self._embedded:
             control = self._control = EmbeddedControl(self._place / "control", self.clock)
-        buckets = BucketTable(control)
+        self.buckets = buckets = BucketTable(control)
         secret = ClusterSecret(control)
         mesh = ClusterView(
             "n", control, buckets.replica_count, standalone_map=single_node_map("n", "http://127.0.0.1:9000")
@@ -232,24 +232,43 @@ class Pair:
         assert self.hot.server.hot is not None
         return self.hot.server.hot.answered
 
-    def compare(self, pieces: list[bytes], *, answers: int = 1, head: bool = False) -> bytes:
-        """Ask both; AssertionError unless answers and what was counted are the same. The answer."""
+    def compare(
+        self,
+        pieces: list[bytes],
+        *,
+        answers: int = 1,
+        head: bool = False,
+        state: Callable[[], Awaitable[object]] | None = None,
+    ) -> bytes:
+        """Ask both; AssertionError unless answers and what was counted are the same, and what `state` says
+        after each. The answer."""
         try:
-            return self.loop.run_until_complete(self._compare(pieces, answers, head=head))
+            return self.loop.run_until_complete(self._compare(pieces, answers, state, head=head))
         except BaseException:
             self.reconnect()
             raise
 
-    async def _compare(self, pieces: list[bytes], answers: int, *, head: bool) -> bytes:
+    async def _compare(
+        self,
+        pieces: list[bytes],
+        answers: int,
+        state: Callable[[], Awaitable[object]] | None,
+        *,
+        head: bool,
+    ) -> bytes:
         counts, said, told = [dict(counted())], list[bytes](), list[list[AuditEntry]]()
+        states = list[object]()
+        self._audit.entries = []
         for mouth in (self.hot, self.ordinary):
             said.append(await mouth.ask(pieces, answers=answers, head=head))
             await asyncio.sleep(0)
+            states.append(await state() if state is not None else None)
             counts.append(dict(counted()))
             told.append(self._audit.entries)
             self._audit.entries = []
-        assert said[0] == said[1]
-        assert told[0] == told[1]
+        assert said[0] == said[1], said
+        assert states[0] == states[1], states
+        assert told[0] == told[1], told
         assert _difference(counts[0], counts[1]) == _difference(counts[1], counts[2])
         return said[0]
 

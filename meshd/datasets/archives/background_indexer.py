@@ -23,7 +23,7 @@ from meshwire.dataset.archive_keys import archive_kind
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.store.api import ObjectStore
@@ -49,10 +49,12 @@ class IndexQueue:
     def __init__(self, store: ObjectStore) -> None:
         self._catalog = DocumentStore(store)
 
-    async def enqueue(self, bucket: str, key: str, record: Record) -> None:
-        """Queue an object that was stored. Never fails: without a note, it is indexed on first use."""
-        if archive_kind(key) is None:
-            return
+    def enqueue(self, bucket: str, key: str, record: Record) -> Awaitable[None] | None:
+        """Queue an object that was stored; None if it is no archive. Never fails: without a note, it is
+        indexed on first use."""
+        return None if archive_kind(key) is None else self._write_note(bucket, key, record)
+
+    async def _write_note(self, bucket: str, key: str, record: Record) -> None:
         name = hashlib.blake2b(f"{bucket}\0{key}".encode(), digest_size=16).hexdigest()
         try:
             await self._catalog.write_document(

@@ -71,7 +71,12 @@ def server_services(
     """Return the services of the S3 endpoint. `mesh`: see `peer_services`."""
     versions = VersionLookup(node.store, node.buckets)
     objects = ObjectService(
-        node.store, node.replicated_store, versions, IndexQueue(node.store).enqueue, backed
+        node.store,
+        node.replicated_store,
+        versions,
+        IndexQueue(node.store).enqueue,
+        backed,
+        node.store if node.replicated_store is node.store else None,
     )
     acls = AclService(node.buckets, node.identities)
     views = view_reader(node, access, data)

@@ -1,4 +1,5 @@
 """Fast path for GET and HEAD of small objects: the callback that received the request writes the response.
+`small_put` has that of PUT.
 
 It skips only work whose result is known (a body that cannot come, a task that would not wait, a cold page
 that is in memory) and calls the same functions for the rest. Anything unusual, and every error, is declined
@@ -21,15 +22,17 @@ from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.endpoint import SMALL_BYTES
 from meshd.server.s3.request_auth import VirtualHosts
 from meshd.server.s3.response_headers import common_headers, object_response_head
+from meshd.server.s3.small_put import SmallPutPath
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing
+from meshwire.checksums.body_checksums import ALGORITHMS
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import GetObject, operation_name
 from meshwire.s3.parse_request import RequestHead, parse_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from meshd.core.object_io import LookupResult
     from meshd.server.connection import Connection
@@ -47,7 +50,7 @@ _END = b"\r\n\r\n"
 _PRINTABLE = bytes(range(0x20, 0x7F))
 # No query, and nothing that parsers could read in two ways. Native routes begin with `/-/`.
 _REQUEST = re.compile(
-    r"(GET|HEAD) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
+    r"(GET|HEAD|PUT) (/(?!-/|metrics )(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})+) HTTP/1\.1\Z", re.A
 )
 # Headers that have no effect beyond the functions called here. No Origin (CORS), no Expect, nothing about a
 # body; Connection only with its default value.
@@ -78,8 +81,26 @@ _HEADERS = (
     "x-amz-security-token",
     "x-amz-user-agent",
 )
-_KNOWN = {spelling: name for name in _HEADERS for spelling in (name, name.title())}
-_KNOWN |= {"X-Amz-Content-SHA256": "x-amz-content-sha256"}  # as botocore writes it
+_PUT_HEADERS = (
+    *(name for name in _HEADERS if name not in {"range", "x-mesh-hop", "x-mesh-trace"}),
+    "content-disposition",
+    "content-language",
+    "content-length",
+    "content-md5",
+    "expect",
+    "expires",
+    "x-amz-sdk-checksum-algorithm",
+    *(f"x-amz-checksum-{algorithm}" for algorithm in ALGORITHMS),
+)
+_METADATA = re.compile(r"x-amz-meta-[\w-]+", re.A)
+
+
+def _spellings(names: Iterable[str]) -> dict[str, str]:
+    known = {spelling: name for name in names for spelling in (name, name.title())}
+    return known | {"X-Amz-Content-SHA256": "x-amz-content-sha256"}  # as botocore writes it
+
+
+_KNOWN, _KNOWN_OF_PUT = _spellings(_HEADERS), _spellings(_PUT_HEADERS)
 
 
 class FastPath:
@@ -89,17 +110,21 @@ class FastPath:
         self._deps, self._admission = deps, admission
         self._hosts = VirtualHosts(deps.http.domains) if deps.http.domains else None
         self._longest = min(_MAX_HEAD, deps.http.max_header_bytes)
+        self._puts = SmallPutPath(deps, admission) if deps.objects.small_bytes >= 0 else None
         self.answered = self.passed_on = 0
 
     def __repr__(self) -> str:
         return f"<FastPath {self.answered} answered>"
 
     def try_respond(self, connection: Connection, data: bytes) -> bytes | None:
-        """Return the whole response to the only request in `data`, already counted; None to decline it."""
+        """Return the whole response to the only request in `data`, already counted (empty if it is sent in
+        another way); None to decline it."""
+        if data[:4] == b"PUT ":
+            return self._begin_put(self._puts, connection, data) if self._puts is not None else None
         if len(data) > self._longest:
             return None
         head = parse_simple_head(data)
-        if head is None or (self._hosts and self._hosts.bucket_of(head.headers["host"])):
+        if head is None or self._names_bucket(head):
             return None
         headers, started = head.headers, self._deps.clock.monotonic()
         span = tracing.start_request(headers, started, forwarded=HOP_HEADER in headers)
@@ -115,6 +140,19 @@ class FastPath:
         if answer is None:
             trace.discard()
         return answer
+
+    def _begin_put(self, puts: SmallPutPath, connection: Connection, data: bytes) -> bytes | None:
+        body_at = data.find(_END, 0, self._longest) + len(_END)
+        if body_at < len(_END):
+            return None
+        head = parse_simple_head(data[:body_at])
+        if head is None or self._names_bucket(head) or not puts.try_begin(connection, data, head, body_at):
+            return None
+        self.answered += 1
+        return b""
+
+    def _names_bucket(self, head: RequestHead) -> bool:
+        return self._hosts is not None and bool(self._hosts.bucket_of(head.headers["host"]))
 
     def _pass_on(
         self,
@@ -245,11 +283,17 @@ def parse_simple_head(data: bytes) -> RequestHead | None:
     asked = _REQUEST.match(request)
     if asked is None:
         return None
+    put = asked[1] == "PUT"
+    known = _KNOWN_OF_PUT if put else _KNOWN
     headers: dict[str, str] = {}
     for line in lines:
         written, colon, value = line.partition(":")
-        name = _KNOWN.get(written) or _KNOWN.get(written.lower())
-        if name is None or not colon or name in headers:
+        name = known.get(written)
+        if name is None:
+            name = written.lower()
+            if name not in known and not (put and _METADATA.fullmatch(name)):
+                return None
+        if not colon or name in headers:
             return None
         headers[name] = value.strip(" ")
     if "host" not in headers or headers.get("connection", "keep-alive").lower() != "keep-alive":

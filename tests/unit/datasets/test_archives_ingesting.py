@@ -53,7 +53,8 @@ class Node:
         writer = self.store.writer("b", key, size=len(data))
         await writer.write(data)
         record = await writer.commit(Meta(hashlib.md5(data).hexdigest()))
-        await self.ingest.enqueue("b", key, record)
+        if (note := self.ingest.enqueue("b", key, record)) is not None:
+            await note
 
     def kept(self, prefix: str) -> list[str]:
         return [key for key, _ in self.store.list(RESERVED_BUCKET, prefix=prefix).entries]
@@ -148,7 +149,9 @@ def test_what_no_object_has_any_more_goes(node: Node) -> None:
             await node.store.delete("b", key)
         record = node.store.get("b", "y.tgz")
         assert record is not None
-        await node.ingest.enqueue("b", "y.tgz", record)
+        note = node.ingest.enqueue("b", "y.tgz", record)
+        assert note is not None
+        await note
         assert await node.indexer.remove_orphans() == 0  # too young
         node.clock.advance(2 * 3600)
         assert await node.indexer.remove_orphans() == 4
