@@ -49,7 +49,7 @@ class WindowedImage:
         read: Callable[[], bytes],
     ) -> None:
         assert chain.windowed is not None
-        self._slice, self._chain, self._number, self._sample = recorder, chain, number, sample
+        self._recorder, self._chain, self._number, self._sample = recorder, chain, number, sample
         self._decoder, self._read = chain.windowed, read
         self._tables = {table.variant: table for table in recorder.order_of(number).tables}
         places = kept[number] if kept else ()
@@ -63,7 +63,7 @@ class WindowedImage:
 
     def draw_window(self, random: KeyedRandom) -> Any:
         """Return the window that `random` draws. Raises BadSampleError, and what `read` raises."""
-        began = self._slice.clock.mark()
+        began = self._recorder.clock.mark()
         window, shrink = self._decoder.choose_window(self._size(), random)
         first, end = self._decoder.needed_rows(window, shrink)
         rows = self._kept_rows(shrink, first, end, began)
@@ -86,11 +86,11 @@ class WindowedImage:
         elif shrink not in self._wanted or table.segment < 0:
             self.verdict = REFUSED
         else:
-            opened, clock = self._open(), self._slice.clock
+            opened, clock = self._open(), self._recorder.clock
             began = clock.mark()
             pixels = self._decoder.decode_whole(opened, shrink)
-            self._slice.add_made(table.table, self._opening + clock.since(began), pixels.nbytes)
-            stored = self._slice.store(table, self._sample, pixels, tuple(opened.size))
+            self._recorder.add_made(table.table, self._opening + clock.since(began), pixels.nbytes)
+            stored = self._recorder.store(table, self._sample, pixels, tuple(opened.size))
             self.verdict = STORED if stored else UNSTORED
 
     def _size(self) -> ImageSize:
@@ -105,17 +105,17 @@ class WindowedImage:
         """Return the header of an entry, if it can be used."""
         if variant not in self._headers and variant in self._entries:
             _, path, *place = self._entries[variant]
-            files, table = self._slice.files, self._tables[variant].table
+            files, table = self._recorder.files, self._tables[variant].table
             try:
                 self._headers[variant] = files.read_header(
-                    self._slice.path(path), table, self._sample, *place
+                    self._recorder.path(path), table, self._sample, *place
                 )
             except EntryError:
                 self._drop(variant)
         return self._headers.get(variant)
 
     def _drop(self, variant: int) -> None:
-        self._slice.add_damaged(self._tables[variant].table, self._sample)
+        self._recorder.add_damaged(self._tables[variant].table, self._sample)
         del self._entries[variant]
 
     def _open(self) -> Any:
@@ -124,9 +124,9 @@ class WindowedImage:
             data = self._read()
             if not data:
                 raise BadSampleError(EMPTY)
-            began = self._slice.clock.mark()
+            began = self._recorder.clock.mark()
             self._opened, self._source = self._decoder.open(data), len(data)
-            self._opening = self._slice.clock.since(began)
+            self._opening = self._recorder.clock.since(began)
         return self._opened
 
     def _kept_rows(self, shrink: int, first: int, end: int, began: tuple[float, ...]) -> Any:
@@ -136,16 +136,16 @@ class WindowedImage:
             return None
         _, path, offset, _ = self._entries[shrink]
         try:
-            rows, size = self._slice.files.read_rows(self._slice.path(path), header, offset, first, end)
+            rows, size = self._recorder.files.read_rows(self._recorder.path(path), header, offset, first, end)
         except EntryError:
             self._drop(shrink)
             return None
-        self._slice.add_hit(self._tables[shrink].table, self._slice.clock.since(began), size)
+        self._recorder.add_hit(self._tables[shrink].table, self._recorder.clock.since(began), size)
         return rows
 
     def _decoded(self, window: Any, shrink: int) -> Any:
         """Decode the image: whole, if it is to be kept."""
-        opened, clock = self._open(), self._slice.clock
+        opened, clock = self._open(), self._recorder.clock
         began, table = clock.mark(), self._tables.get(shrink)
         pixels = None
         if table is not None and shrink in self._wanted and table.segment >= 0:
@@ -160,32 +160,32 @@ class WindowedImage:
         whole_rows = -(-opened.size.height // shrink)
         size = pixels[:1].nbytes * whole_rows
         if table is not None:
-            self._slice.add_made(table.table, seconds, size)
+            self._recorder.add_made(table.table, seconds, size)
             if keep:
-                self._slice.store(table, self._sample, pixels, tuple(opened.size))
+                self._recorder.store(table, self._sample, pixels, tuple(opened.size))
         elif self._sample >= 0 and self._tables.get(shrink) is None:
             digest = self._chain.prefix_digest(1, shrink)
             key = self._number, WINDOWED, shrink, digest
-            self._slice.add_cost(key, seconds, size, self._source)
+            self._recorder.add_cost(key, seconds, size, self._source)
         return pixels
 
 
 class RowPrefixes:
     """The prefixes of one sample, by field."""
 
-    __slots__ = ("_kept", "_sample", "_slice")
+    __slots__ = ("_kept", "_recorder", "_sample")
 
     def __init__(
         self, recorder: SliceRecorder, sample: int, kept: Sequence[Sequence[tuple[int, ...]]]
     ) -> None:
-        self._slice, self._sample, self._kept = recorder, sample, kept
+        self._recorder, self._sample, self._kept = recorder, sample, kept
 
     def begin(self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> tuple[Any, int]:
         """Return (value, number of the chain's steps that made it); `read` returns the field's bytes.
 
         Raises as rendering does.
         """
-        order = self._slice.order_of(number)
+        order = self._recorder.order_of(number)
         if order.steps == MEASURE:
             return self._measure(number, chain, draw, read)
         if order.steps == WINDOWED and chain.windowed is not None:
@@ -199,7 +199,7 @@ class RowPrefixes:
 
         Raises as rendering does.
         """
-        order = self._slice.order_of(number)
+        order = self._recorder.order_of(number)
         if order.steps == MEASURE:
             self._measure(number, chain, draw, read)
             return MEASURED
@@ -207,15 +207,15 @@ class RowPrefixes:
         if order.steps == WINDOWED and chain.windowed is not None:
             if not kept and order.tables:
                 return REFUSED
-            image = WindowedImage(self._slice, chain, number, self._sample, self._kept, read)
-            chain.keep_windowed(image.keep_window, draw, self._slice.tally)
+            image = WindowedImage(self._recorder, chain, number, self._sample, self._kept, read)
+            chain.keep_windowed(image.keep_window, draw, self._recorder.tally)
             return image.verdict
         if order.steps <= 0 or not order.tables or any(len(place) == 4 for place in kept):
             return KEPT
         if (WHOLE_STEPS,) not in kept:
             return REFUSED
         value = self._make_steps(order, chain, draw, read)
-        return STORED if self._slice.store(order.tables[0], self._sample, value) else UNSTORED
+        return STORED if self._recorder.store(order.tables[0], self._sample, value) else UNSTORED
 
     def _measure(self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> tuple[Any, int]:
         if chain.windowed is not None:
@@ -224,48 +224,48 @@ class RowPrefixes:
         source = len(value)
         if self._sample < 0:
             return value, 0
-        clock, spent = self._slice.clock, 0.0
+        clock, spent = self._recorder.clock, 0.0
         for steps in range(1, chain.prefix_length + 1):
             began = clock.mark()
-            value = chain.run_steps(value, steps - 1, steps, draw, self._slice.tally)
+            value = chain.run_steps(value, steps - 1, steps, draw, self._recorder.tally)
             spent += clock.since(began)
             if can_keep(value):
                 key = number, steps, WHOLE_STEPS, chain.prefix_digest(steps, WHOLE_STEPS)
-                self._slice.add_cost(key, spent, value_bytes(value), source)
+                self._recorder.add_cost(key, spent, value_bytes(value), source)
         return value, chain.prefix_length
 
     def _begin_steps(
         self, order: FieldOrder, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]
     ) -> tuple[Any, int]:
-        table, clock = order.tables[0], self._slice.clock
+        table, clock = order.tables[0], self._recorder.clock
         kept = self._kept[number] if self._kept else ()
         for place in kept:
             if len(place) == 4:
                 began = clock.mark()
                 try:
-                    value = self._slice.files.read_value(
-                        self._slice.path(place[1]), table.table, self._sample, place[2], place[3]
+                    value = self._recorder.files.read_value(
+                        self._recorder.path(place[1]), table.table, self._sample, place[2], place[3]
                     )
                 except EntryError:
-                    self._slice.add_damaged(table.table, self._sample)
+                    self._recorder.add_damaged(table.table, self._sample)
                 else:
-                    self._slice.add_hit(table.table, clock.since(began), place[3])
+                    self._recorder.add_hit(table.table, clock.since(began), place[3])
                     return value, order.steps
         value = self._make_steps(order, chain, draw, read)
         if (WHOLE_STEPS,) in kept:
-            self._slice.store(table, self._sample, value)
+            self._recorder.store(table, self._sample, value)
         return value, order.steps
 
     def _make_steps(self, order: FieldOrder, chain: OpChain, draw: Draw, read: Callable[[], bytes]) -> Any:
         """Compute the result of the steps that are kept."""
-        data, clock = read(), self._slice.clock
+        data, clock = read(), self._recorder.clock
         began = clock.mark()
-        value = chain.run_steps(data, 0, order.steps, draw, self._slice.tally)
-        self._slice.add_made(order.tables[0].table, clock.since(began), value_bytes(value))
+        value = chain.run_steps(data, 0, order.steps, draw, self._recorder.tally)
+        self._recorder.add_made(order.tables[0].table, clock.since(began), value_bytes(value))
         return value
 
     def _begin_windowed(
         self, number: int, chain: OpChain, draw: Draw, read: Callable[[], bytes]
     ) -> tuple[Any, int]:
-        image = WindowedImage(self._slice, chain, number, self._sample, self._kept, read)
-        return chain.run_windowed(image.draw_window, draw, self._slice.tally), 1
+        image = WindowedImage(self._recorder, chain, number, self._sample, self._kept, read)
+        return chain.run_windowed(image.draw_window, draw, self._recorder.tally), 1
