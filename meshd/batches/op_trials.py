@@ -119,21 +119,15 @@ class OpTrials:
         return output, replace(spec, ops=spec.ops + written)
 
     async def _record(self, caller: Caller, sample: _Sample) -> Record:
-        bucket, key = sample.bucket, sample.key
-        rights = self._readers.bulk_access(caller, bucket)
-        record = await self._objects.find(bucket, key) if rights.allows_key(key) else None
+        bucket, key, url = sample.bucket, sample.key, sample.url[:300]
+        allowed = self._readers.bulk_access(caller, bucket).allows_key(key)
+        record = await self._objects.find(bucket, key) if allowed else None
         if record is None:
-            code = (
-                self._readers.missing_key_code(caller, bucket, key)
-                if rights.allows_key(key)
-                else "AccessDenied"
-            )
-            url = sample.url[:300]
-            raise BatchError(
-                code, f"this key may not read {url}" if code == "AccessDenied" else f"no object {url}"
-            )
+            if not allowed or self._readers.missing_key_code(caller, bucket, key) == "AccessDenied":
+                raise BatchError("AccessDenied", f"this key may not read {url}")
+            raise BatchError("NoSuchKey", f"no object {url}")
         if sample.length is not None and sample.offset + sample.length > record.size:
-            raise BatchError("InvalidPlan", f"{sample.url[:300]} has only {record.size} bytes")
+            raise BatchError("InvalidPlan", f"{url} has only {record.size} bytes")
         return record
 
     async def _results(
@@ -148,39 +142,41 @@ class OpTrials:
         for number in numbers:
             if self._clock.monotonic() - began > SECONDS:
                 break
-            told, data = await self._once(spec, asked, records, number, 0)
+            outcome, data = await self._run_once(spec, asked, records, number, 0)
             if data is not None:
                 digests[number] = hashlib.sha256(data).hexdigest()
-                told["sha256"] = digests[number]
+                outcome["sha256"] = digests[number]
                 if asked.results and len(data) <= left:
                     left -= len(data)
-                    told["result"] = base64.b64encode(data).decode()
-            found.append(told)
+                    outcome["result"] = base64.b64encode(data).decode()
+            found.append(outcome)
         for number in reversed(sorted(digests)):
             if self._clock.monotonic() - began > SECONDS:
                 break
-            _, data = await self._once(spec, asked, records, number, 1)
+            _, data = await self._run_once(spec, asked, records, number, 1)
             again = None if data is None else hashlib.sha256(data).hexdigest()
             found[number]["repeats"] = again == digests[number]
         return found
 
-    async def _once(
+    async def _run_once(
         self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record], number: int, run: int
     ) -> tuple[dict[str, Any], bytes | None]:
         sample = asked.samples[number]
         began = self._clock.monotonic()
-        told: dict[str, Any] = {"sample": sample.url}
+        outcome: dict[str, Any] = {"sample": sample.url}
         try:
-            data = await self._made(spec, sample, records[number], number, run)
+            data = await self._apply_ops(spec, sample, records[number], number, run)
         except BatchError as error:
             if error.code not in ("BadSample", "OpFailed"):
                 raise
             failed = {"code": error.code, "op": error.detail.get("op", ""), "error": error.message}
-            return told | failed, None
-        told |= {"size": len(data), "seconds": round(self._clock.monotonic() - began, 6)}
-        return told, data
+            return outcome | failed, None
+        outcome |= {"size": len(data), "seconds": round(self._clock.monotonic() - began, 6)}
+        return outcome, data
 
-    async def _made(self, spec: PlanSpec, sample: _Sample, record: Record, number: int, run: int) -> bytes:
+    async def _apply_ops(
+        self, spec: PlanSpec, sample: _Sample, record: Record, number: int, run: int
+    ) -> bytes:
         document: Mapping[str, Any] = {"spec": spec_document(spec), "fields": [FIELD]}
         name = f"test-{hashlib.sha256(canonical_json(document)).hexdigest()}"
         once = {**document, "run": [self._clock.now_ms(), run]}  # a different text forces a new frame

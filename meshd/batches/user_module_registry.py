@@ -145,7 +145,7 @@ class UserModules:
             source, wheels, objects = split_bundle(body) if bundle else (body, {}, ())
         except PlanError as error:
             raise BatchError("BadRequest", str(error)) from error
-        text = _text(source)
+        text = _decoded_source(source)
         ops, held = await self._declared(name, source, wheels, objects)
         self._check_limits(ops)
         data = encode_module(text, ops, wheels, objects)
@@ -164,7 +164,7 @@ class UserModules:
 
         def add(present: PushedModule) -> PushedModule:
             before[:] = [present]
-            return _with(present, build)
+            return _with_build(present, build)
 
         after = await self._table.update_module(name, add)
         await self._drop(_versions([before[0]]) - _versions([after]))
@@ -174,7 +174,7 @@ class UserModules:
             "draft": draft,
             "new": before[0] != after,
             "held": list(held),
-            "ops": [_told(name, declared) for _, declared in sorted(ops.items())],
+            "ops": [_describe_op(name, declared) for _, declared in sorted(ops.items())],
         }
 
     async def _declared(
@@ -209,7 +209,7 @@ class UserModules:
         """Return every module with its builds, latest first; for a bounded key, those within its bounds."""
         found = sorted(self._table.list_all().items())
         return [
-            _described(module)
+            _describe_module(module)
             for name, module in found
             if self._access.is_within_bounds(caller, _need("mesh:ListOps", name))
         ]
@@ -269,7 +269,7 @@ def _need(action: str, module: str) -> RequiredAction:
     return RequiredAction(action, arn=f"arn:aws:mesh:::op/{module}")
 
 
-def _text(source: bytes) -> str:
+def _decoded_source(source: bytes) -> str:
     if len(source) > MAX_SOURCE:
         raise BatchError("TooLarge", f"the module has {len(source)} bytes; at most {MAX_SOURCE} are allowed")
     try:
@@ -278,7 +278,7 @@ def _text(source: bytes) -> str:
         raise BatchError("InvalidPlan", f"the file is not UTF-8 (byte {error.start})") from error
 
 
-def _with(present: PushedModule, build: Build) -> PushedModule:
+def _with_build(present: PushedModule, build: Build) -> PushedModule:
     """Return the module with `build` as its latest build, or as a draft; unchanged if it is that already.
 
     Raises BatchError TooLarge.
@@ -305,7 +305,7 @@ def _versions(modules: Any) -> set[str]:
     return {build.version for module in modules for build in module.builds}
 
 
-def _told(module: str, declared: OpDeclaration) -> dict[str, Any]:
+def _describe_op(module: str, declared: OpDeclaration) -> dict[str, Any]:
     return {
         "op": f"{module}/{declared.name}",
         "summary": declared.summary,
@@ -316,7 +316,7 @@ def _told(module: str, declared: OpDeclaration) -> dict[str, Any]:
     }
 
 
-def _described(module: PushedModule) -> dict[str, Any]:
+def _describe_module(module: PushedModule) -> dict[str, Any]:
     latest = module.latest
     return {
         "module": module.name,

@@ -12,7 +12,7 @@ import pytest
 from meshd.auth.authorizer import Authorizer
 from meshd.auth.identity import Identity
 from meshd.auth.required_actions import RequiredAction
-from meshd.batches.user_module_registry import MAX_BUILDS, MAX_DRAFTS, _with
+from meshd.batches.user_module_registry import MAX_BUILDS, MAX_DRAFTS, _with_build
 from meshd.control.user_modules import Build, ModuleTable, PushedModule
 from meshd.core.api_errors import BatchError
 from meshd.transform.assets import Asset
@@ -36,7 +36,7 @@ def test_two_who_push_at_once_both_count() -> None:
         control = MemoryControl(ManualClock())
         tables = [ModuleTable(control) for _ in range(5)]
         pushes = [
-            table.update_module("mine", lambda present, n=number: _with(present, build(n)))  # type: ignore[misc]
+            table.update_module("mine", lambda present, n=number: _with_build(present, build(n)))  # type: ignore[misc]
             for number, table in enumerate(tables)
         ]
         await asyncio.gather(*pushes)
@@ -50,7 +50,7 @@ def test_two_who_push_at_once_both_count() -> None:
 def test_a_module_without_builds_is_gone() -> None:
     async def main() -> None:
         table = ModuleTable(MemoryControl(ManualClock()))
-        await table.update_module("mine", lambda present: _with(present, build(1)))
+        await table.update_module("mine", lambda present: _with_build(present, build(1)))
         await table.update_module("mine", lambda present: replace_builds(present))
         assert table.get("mine") is None
         assert table.list_all() == {}
@@ -64,24 +64,24 @@ def test_a_module_without_builds_is_gone() -> None:
 def test_the_latest_is_what_was_pushed_last_and_is_no_draft() -> None:
     module = PushedModule("mine")
     for item in (build(1), build(2), build(3, draft=True)):
-        module = _with(module, item)
+        module = _with_build(module, item)
     assert module.latest == build(2)
-    assert _with(module, build(2)) == module
-    assert _with(module, build(1)).latest == build(1)
-    assert _with(module, build(3)).latest == build(3)  # a draft becomes a build by being pushed
-    assert _with(module, build(1, draft=True)) == module  # and a build is no draft again
+    assert _with_build(module, build(2)) == module
+    assert _with_build(module, build(1)).latest == build(1)
+    assert _with_build(module, build(3)).latest == build(3)  # a draft becomes a build by being pushed
+    assert _with_build(module, build(1, draft=True)) == module  # and a build is no draft again
     assert PushedModule("mine", (build(1, draft=True),)).latest is None
 
 
 def test_drafts_make_room_and_builds_do_not() -> None:
     module = PushedModule("mine")
     for number in range(MAX_DRAFTS + 3):
-        module = _with(module, build(number, draft=True))
+        module = _with_build(module, build(number, draft=True))
     assert [item.pushed_ms for item in module.builds] == list(range(3, MAX_DRAFTS + 3))
     for number in range(100, 100 + MAX_BUILDS):
-        module = _with(module, build(number))
+        module = _with_build(module, build(number))
     with pytest.raises(BatchError, match="100 builds") as caught:
-        _with(module, build(999))
+        _with_build(module, build(999))
     assert "mesh op rm mine --version" in caught.value.help
 
 
