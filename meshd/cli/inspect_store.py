@@ -6,6 +6,7 @@ Read-only. It prints tables on stdout, or with `--json` one JSON document per li
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from meshd.cluster.data_dir_identity import IDENTITY_FILE
 from meshd.config import ConfigError, load_settings
 from meshd.store.disks.layout import Disks, read_marker
 from meshd.store.engine.file_scan import DataFileScan
@@ -65,9 +67,12 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         flags = {"data-dir": data_dir, "disk": disks, "index-dir": index_dir}
         try:
-            settings = load_settings(flags, config_file=config_file).store
+            node = load_settings(flags, config_file=config_file)
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
+        settings = node.store
+        if (settings.data_dir / IDENTITY_FILE).exists():  # of a mesh, whether or not its --control is given
+            settings = replace(settings, tombstone_seconds=node.tombstone_ttl)
         try:
             return command(settings=settings, **rest)
         except StoreError as error:

@@ -167,3 +167,21 @@ def test_a_lost_index_is_rebuilt_before_the_map_gives_anything_up(mesh: DaemonCl
     mesh.up(NODE)
     mesh.await_healthy()
     agree(mesh, keys, b"body")
+
+
+def test_a_rebuilt_index_knows_what_was_deleted(mesh: DaemonCluster) -> None:
+    keys = put(mesh, "deleted", b"body")
+    mesh.kill("n1")
+    mesh.kill("n3")  # each has a copy of some, and misses that they are deleted
+    mesh.await_state("n1", "away")
+    mesh.await_state("n3", "away")
+    for key in keys:
+        mesh[NODE].client().delete_object(Bucket=BUCKET, Key=key)
+    mesh.stop(NODE)
+    line = [program("meshd"), "fsck", "--data-dir", str(mesh[NODE].data_dir), "--rebuild"]
+    subprocess.run(line, check=True, capture_output=True, timeout=60)
+    mesh.await_healthy()
+    for _ in range(10):
+        for node in mesh.nodes.values():
+            assert node.client().list_objects_v2(Bucket=BUCKET, Prefix="deleted")["KeyCount"] == 0
+        threading.Event().wait(0.1)
