@@ -68,10 +68,24 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if open_files_message(error) is None:
             if isinstance(error, click.ClickException):
-                error.show()
+                (_with_commands(error) if isinstance(error, click.NoSuchCommand) else error).show()
                 return EXIT_USAGE
             if not isinstance(error, MeshError | OSError):
                 raise
         report_error(error, as_json="--json" in arguments)
         return exit_code(error)
     return result if isinstance(result, int) else 0
+
+
+def _with_commands(error: click.NoSuchCommand) -> click.NoSuchCommand:
+    """Return the error with the commands of the group, if a name was given in the place of one, as in
+    `mesh plans 4f1c09e2`."""
+    context, name = error.ctx, error.command_name
+    group = None if context is None else context.command
+    if error.possibilities or context is None or not isinstance(group, click.Group) or group is mesh:
+        return error
+    names = group.list_commands(context)
+    example = next((each for each in ("show", "ls") if each in names), None)
+    hint = "" if example is None else f", such as `{context.command_path} {example} {name}`"
+    told = f"{error.message} Write one of {', '.join(names)}{hint}"
+    return click.NoSuchCommand(name, told, ctx=context)

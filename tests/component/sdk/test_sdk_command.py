@@ -365,6 +365,12 @@ def test_objects_that_stand_for_folders_do_not_stop_a_copy(
         (["cp", "-r", "/etc", "s3://Upper_Case/"], 2, "a bucket name has 3 to 63 characters"),
         (["ls", "s3:/{b}/x"], 2, "write s3://{b}/x"),
         (["head", "--kind", "jsonl", "s3://{b}/"], 2, "did you mean 'lines'?"),
+        (
+            ["archive", "s3://{b}/x.tar"],
+            2,
+            "Write one of ls, show, such as `mesh archive show s3://{b}/x.tar`",
+        ),
+        (["plans", "lss"], 2, "Did you mean 'ls'?"),
         (["frobnicate"], 2, "No such command"),
         (["--endpoint-url", "ftp://x", "ls"], 2, "endpoint"),
         (["ls", "--endpoint-url", "ftp://x"], 2, "endpoint"),
