@@ -393,7 +393,7 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Itera
     if node["lease"] is False and node["state"] not in ("away", "down"):
         yield "does not renew its lease"
     if node.get("absent"):
-        marked = f"; it is marked away within {lease} s" if lease else ""
+        marked = f"; it is marked away within {lease} s" if lease and node["lease"] is not None else ""
         yield f"no daemon listens there{marked}"
     elif node.get("silent"):
         yield "did not answer within a second"

@@ -92,6 +92,8 @@ def test_a_node_that_is_not_there_is_told_before_its_lease_ends() -> None:
     lines = said(node("n1"), gone, lease_seconds=5)
     assert lines[0].endswith(": n2 does not answer")
     assert lines[-1].endswith("no daemon listens there; it is marked away within 5 s")
+    lines = said(node("n1"), gone | {"lease": None}, control="etcd rejects writes", lease_seconds=5)
+    assert lines[-1].endswith("no daemon listens there")  # nobody can mark it
 
 
 def test_it_is_told_when_what_was_there_is_copied() -> None:
