@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 from meshsdk.client import multipart_upload
-from meshsdk.client.error_responses import explained, parsed
+from meshsdk.client.error_responses import explained, explained_range, parsed
 from meshsdk.client.request import (
     Request,
     get_request,
@@ -37,7 +37,7 @@ from meshsdk.client.verified_reads import (
     with_checksum,
     write_body,
 )
-from meshsdk.errors import ConfigurationError, ConnectError, MeshError, NotFoundError
+from meshsdk.errors import ConfigurationError, ConnectError, MeshError, NotFoundError, ServerError
 from meshwire.http_values import conditional_requests
 from meshwire.s3.settings_xml import parse_tagging
 
@@ -418,6 +418,8 @@ def stream(
             response, release = client.transport.open(request)
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
+        except ServerError as error:
+            raise explained_range(error, bucket, key, offset) from None
         if offset == 0 and end is None:
             checksum = declared(response.headers, bucket, key)
             hasher = checksum.hasher() if checksum else None

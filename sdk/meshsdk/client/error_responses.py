@@ -178,3 +178,10 @@ def missing(bucket: str, key: str) -> NotFoundError:
 def explained(error: NotFoundError, bucket: str, key: str) -> NotFoundError:
     """Return the 404 of a GET with a message that names the key and says what to do."""
     return error if error.code == "NoSuchBucket" else missing(bucket, key)
+
+
+def explained_range(error: ServerError, bucket: str, key: str, offset: int) -> ServerError:
+    """Return the error of a GET; that of a range beyond the end names the object and the byte."""
+    if error.code != "InvalidRange":
+        return error
+    return error.saying(f"s3://{bucket}/{key} ends before byte {offset}")

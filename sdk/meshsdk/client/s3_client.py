@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from meshsdk.client import gather
 from meshsdk.client.conditional_put import put_if
-from meshsdk.client.error_responses import explained, missing, parsed
+from meshsdk.client.error_responses import explained, explained_range, missing, parsed
 from meshsdk.client.object_info import ObjectInfo, read_copied, read_etag, read_head
 from meshsdk.client.request import (
     Request,
@@ -28,7 +28,7 @@ from meshsdk.client.request import (
 from meshsdk.client.settings import load_settings
 from meshsdk.client.transport import Transport
 from meshsdk.client.verified_reads import VERIFIED_BYTES, declared, with_checksum
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -220,6 +220,8 @@ class Client:
             data, checksum = self.transport.call(request, read)
         except NotFoundError as error:
             raise explained(error, bucket, key) from error
+        except ServerError as error:
+            raise explained_range(error, bucket, key, offset) from None
         if checksum is not None and len(data) > VERIFIED_BYTES:
             hasher = checksum.hasher()
             hasher.update(data)
