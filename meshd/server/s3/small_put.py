@@ -198,7 +198,7 @@ class PendingPut(PendingResponse):
         except S3Error as error:  # the bucket is gone; another one of its name is no place for this body
             self._refuse(error)
             return
-        except StoreError:
+        except Exception:  # also a closing store; the regular path names the error
             self._hand_over()
             return
         if self._trace.span is not None:
@@ -211,20 +211,29 @@ class PendingPut(PendingResponse):
             self._hand_over()
             return
         record, operation = future.result(), self._admitted.operation
-        with self._deps.control_snapshot():
-            steps = self._deps.objects.remaining_steps(operation.bucket, operation.key, record)
-        if steps is None:
-            self._respond(record)
-        else:
-            self._finish = asyncio.get_running_loop().create_task(self._finish_write(steps, record))
+        try:
+            with self._deps.control_snapshot():
+                steps = self._deps.objects.remaining_steps(operation.bucket, operation.key, record)
+            if steps is None:
+                self._respond(record)
+            else:
+                self._finish = asyncio.get_running_loop().create_task(self._finish_write(steps, record))
+        except Exception:
+            self._fail()
 
     async def _finish_write(self, steps: Awaitable[None], record: Record) -> None:
         try:
             await steps
+            self._respond(record)
         except S3Error as error:
             self._refuse(error)
-        else:
-            self._respond(record)
+        except Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        log.exception("a request failed")
+        if not self._answered:
+            self._refuse(S3Error("InternalError"))
 
     def _respond(self, record: Record) -> None:
         trace, operation = self._trace, self._admitted.operation

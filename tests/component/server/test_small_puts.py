@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.control.buckets import Bucket
+from meshd.objects.service import ObjectService
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
 from tests.support.hot_servers import NOW, ROOT, Pair, counted
@@ -156,3 +157,25 @@ def test_a_bucket_that_goes_away_meanwhile_stores_nothing(pair: Pair, again: boo
 
     assert run(pair, steps()).startswith(b"HTTP/1.1 404")
     assert pair.store.get(name, "object") is None
+
+
+def test_a_failure_after_the_commit_is_answered(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection serves the next request, too."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("of the test")
+
+    async def steps() -> list[bytes]:
+        reader, writer = await connect(pair)
+        with monkeypatch.context() as broken:
+            broken.setattr(ObjectService, "stored", fail)
+            writer.write(head("failed") + BODY)
+            said = await reader.readuntil(b"</Error>")
+        writer.write(head("next") + BODY)
+        answers = [said, await reader.readuntil(b"\r\n\r\n")]
+        writer.close()
+        return answers
+
+    failed, following = run(pair, steps())
+    assert failed.startswith(b"HTTP/1.1 500")
+    assert following.startswith(b"HTTP/1.1 200")
