@@ -38,7 +38,7 @@ _NEXT = {
     "undrain": _FOLLOW,
     "replace": "Start it on an empty directory with --node-id {}; it then receives its share again",
     "lost": "Its share is rebuilt from the other copies. When that is done: mesh cluster remove {}",
-    "remove": "The data left in its directory is no longer needed",
+    "remove": "Keep its directory if it was given up with --anyway; otherwise it is no longer needed",
     "reweigh": _FOLLOW,
 }
 """The next step after a change; {} is the node's id."""

@@ -143,6 +143,7 @@ def test_a_mesh_goes_on_without_what_only_a_lost_node_had(mesh: DaemonCluster) -
     assert store.get_object(Bucket="single", Key=keys["n1"])["Body"].read() == b"first"
     other = mesh.key_with_primary("n1", "single", "again", copies=1)
     store.put_object(Bucket="single", Key=other, Body=b"second")
+    assert "Keep its directory if it was given up with --anyway" in command(mesh, "remove", "n3").stdout
     mesh.up("n3")
     mesh.await_healthy()
     assert store.get_object(Bucket="single", Key=keys["n3"])["Body"].read() == b"first"
