@@ -63,8 +63,8 @@ def test_deletion_only_when_asked_for() -> None:
 
 
 def test_places() -> None:
-    assert parse_location("s3://b/a/b.txt") == Remote("b", "a/b.txt")
-    assert parse_location("s3://b") == Remote("b", "")
+    assert parse_location("s3://bucket/a/b.txt") == Remote("bucket", "a/b.txt")
+    assert parse_location("s3://bucket") == Remote("bucket", "")
     assert parse_location("-") == Standard()
     assert parse_location("./x") == Local(Path("x"))
     assert Remote("b", "train").below("x") == Remote("b", "train/x")
