@@ -88,11 +88,9 @@ def _say(report: CheckReport, rebuilt: dict[str, Any], *, in_mesh: bool) -> None
         click.echo(f"leftover: {path} (removed at the next start)")
     for found in report.problems:
         click.echo(f"{found.kind}: {found.name or found.path}: {found.detail}")
-    if report.clean:
-        click.echo("clean")
-    else:
+    if count := len(report.problems) + len(rebuilt.get("problems", ())):
         others = "start the node, which restores those that other nodes have, and " if in_mesh else ""
         rest = "the rest" if in_mesh else "these objects"
-        click.echo(
-            f"{len(report.problems)} problems: {others}restore {rest} from a backup, or upload them again"
-        )
+        click.echo(f"{count} problems: {others}restore {rest} from a backup, or upload them again")
+    else:
+        click.echo("clean")
