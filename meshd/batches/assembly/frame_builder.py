@@ -365,9 +365,7 @@ class FrameBuilder:
         return FailedRow(self._plan, self._snapshot, self._epoch, node, failure, position, sample)
 
     def _has_peer_copy(self, row: FailedRow) -> bool:
-        """Return whether another node may have a good copy; this node's is then reported as damaged."""
-        if not self._context.remote.has_peer_copies(*row.object_name):
-            return False
+        """Return whether another node may have a good copy. This node's is reported as damaged."""
         record = self._context.store.get(*row.object_name)
         report_damaged_object(record)
-        return record is not None
+        return record is not None and self._context.remote.has_peer_copies(*row.object_name)

@@ -52,10 +52,11 @@ async def _render(context: BuildContext, address: DerivedAddress, made: MemoryFr
     if _is_unread(rendered):  # compaction may have moved it: look the location up again
         rendered.close()
         rendered = await _render_once(context, address, made)
-    if _is_unread(rendered) and context.remote.has_peer_copies(address.bucket, address.key):
-        rendered.close()
+    if _is_unread(rendered):
         report_damaged_object(context.store.get(address.bucket, address.key))
-        rendered = await _render_once(context, address, made, here=False)
+        if context.remote.has_peer_copies(address.bucket, address.key):
+            rendered.close()
+            rendered = await _render_once(context, address, made, here=False)
     if rendered.failures:
         failure = rendered.failures[0]
         rendered.close()

@@ -239,6 +239,10 @@ def test_an_object_that_is_damaged_is_found_by_its_checksum(node: Node) -> None:
             await epoch()
         assert caught.value.code == "CorruptData"
         assert node.renderer.rows > 1024  # they were rendered one by one
+        await node.store.quarantine.process_damage_reports()
+        known = node.store.get("b", f"d/0{0:06}.txt")
+        assert known is not None
+        assert known.broken
 
     asyncio.run(run())
 
