@@ -63,7 +63,7 @@ def statuses() -> dict[str, float]:
     return {
         name[2]: value
         for name, value in counted()
-        if name[0] == "meshd_http_requests_total" and "PutObject" in name[1]
+        if name[:2] == ("meshd_http_requests_total", "('operation', 'PutObject')")
     }
 
 
