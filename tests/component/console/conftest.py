@@ -34,7 +34,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         n1 = running["n1"]
         with closing(n1.client()) as s3:
             _fill(s3)
-        with mesh.connect(n1.endpoint, access_key=n1.access_key, secret_key=n1.secret_key) as client:
+        client = mesh.connect(
+            n1.endpoint, access_key=n1.access_key, secret_key=n1.secret_key, deadline=300
+        )  # under load, nodes may take each other for away
+        with client:
             client.put_many("many", [(f"{number:07}", b"") for number in range(MANY)])
         yield running
         assert "Traceback" not in running.output()
