@@ -308,11 +308,7 @@ class RequestTrace:
         self._audit = None
 
     def suspend(self) -> None:
-        """Name the request in no further log lines of this context: it is answered in another one."""
-        logs.request_id.set("")
-
-    def discard(self) -> None:
-        """Drop the trace without counting: the request is answered elsewhere."""
+        """Leave the request to other code, which may count it; log lines do not name it any longer."""
         logs.request_id.set("")
 
     def finish(self, status: int, *, later: bool = False) -> None:

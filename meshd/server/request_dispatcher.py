@@ -78,7 +78,7 @@ class NativeRoutes:
         request.trace = RequestTrace(self._clock, None, request.remote)
         request.trace.target = path
         reply = await self._response(request, path, route)
-        request.trace.discard()
+        request.trace.suspend()
         return reply
 
     async def _response(self, request: MeshRequest, path: str, route: HttpRoute | None) -> Reply:

@@ -323,7 +323,7 @@ class ProxiedResponse(PendingResponse):
         trace.sent += self.relay.sent
         gone = transport is None or transport.is_closing()
         if head is None and not gone:
-            trace.discard()
+            trace.suspend()
             self._unanswered()
         else:
             trace.finish(CLIENT_GONE if gone or head is None else head.status, later=True)

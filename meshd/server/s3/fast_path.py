@@ -138,7 +138,7 @@ class FastPath:
             log.exception("the fast path failed; the request takes the regular path")
             answer = None
         if answer is None:
-            trace.discard()
+            trace.suspend()
         return answer
 
     def _begin_put(self, puts: SmallPutPath, connection: Connection, data: bytes) -> bytes | None:

@@ -265,7 +265,7 @@ class PendingPut(PendingResponse):
         if self._client_gone:
             self._end()
             return
-        self._trace.discard()
+        self._trace.suspend()
         self.data += self._body
         self._read_on()
         self._connection.pending_ended(self)
