@@ -16,7 +16,7 @@ def test_no_history_under_faults_violates_the_promises() -> None:
     outcome = run(1, 12, clients=8)
     shown = [f"{history.why()}\n{history.shrink().timeline()}" for history in outcome.wrong]
     assert shown == [], "\n".join([str(outcome), *shown])
-    assert outcome.operations > 200, outcome  # under load a second takes fewer
+    assert outcome.operations > 500, outcome
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def test_two_who_push_at_once_both_count() -> None:
         control = MemoryControl(ManualClock())
         tables = [ModuleTable(control) for _ in range(5)]
         pushes = [
-            table.update_module("mine", lambda present, n=number: _with_build(present, build(n)))  # type: ignore[misc]
+            table.update_module("mine", partial(_with_build, build=build(number)))
             for number, table in enumerate(tables)
         ]
         await asyncio.gather(*pushes)
