@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from meshd.control.roles import ROLE_PREFIX
 from meshwire.iam import parse_policy
 from meshwire.iam.parse import user_arn
@@ -26,8 +28,7 @@ FindRecord = Callable[[str, str, str | None], "Record | None"]
 """Returns the record of an object (bucket, key, None), or of one of its versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(msgspec.Struct, frozen=True):
     """What makes an identity temporary: the access key that created it (or `role/NAME`), when it expires and
     was issued (seconds since 1970), its name, its policies as text, and the revocation `rounds` of its user
     and key at that time; a later revocation ends it. `subject`: of a role's session, that of its token."""
@@ -156,8 +157,7 @@ class RequestContext(NamedTuple):
 NO_CONTEXT: Final = RequestContext()
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """An identity and its request context, for code that authorizes key by key."""
 
     identity: Identity

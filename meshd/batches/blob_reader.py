@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -61,8 +60,7 @@ class Blob(msgspec.Struct, frozen=True):
     part: ObjectRange | None = None
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct):
     """The stream's bytes up to `end`: in `data`, or else in `spans`.
 
     Both are valid until the next group is requested. `sums`: the crc32c of each blob that ends here;
@@ -72,8 +70,8 @@ class Group:
     data: memoryview
     end: int
     spans: Sequence[Span] = ()
-    sums: dict[int, int] = field(default_factory=dict)
-    failed: list[int] = field(default_factory=list)
+    sums: dict[int, int] = msgspec.field(default_factory=dict)
+    failed: list[int] = msgspec.field(default_factory=list)
 
 
 class _Buffers:
@@ -95,8 +93,7 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(msgspec.Struct):
     """`length` bytes of blob `number` from `offset` on, placed at `place` in the group."""
 
     number: int
@@ -105,8 +102,7 @@ class _Part:
     place: int
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct):
     """Neighbouring ranges of a file: one call reads `length` bytes from `start` on into the `views`."""
 
     fd: int

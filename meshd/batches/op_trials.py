@@ -10,8 +10,10 @@ import asyncio
 import base64
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
 
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import DerivedAddress
@@ -64,8 +66,7 @@ class _Sample(NamedTuple):
         return f"s3://{self.bucket}/{self.key}"
 
 
-@dataclass(frozen=True, slots=True)
-class _TrialRequest:
+class _TrialRequest(msgspec.Struct, frozen=True):
     """A parsed trial request. `ops` of the spec is the whole chain."""
 
     spec: PlanSpec

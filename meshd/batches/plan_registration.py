@@ -5,9 +5,9 @@ Law: pure but for `first`, which reads a field of the first sample, and `load`, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import busy
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import PlanSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(msgspec.Struct, frozen=True):
     """A parsed plan request. `batch` is None if the request does not give a batch size."""
 
     snapshot: str

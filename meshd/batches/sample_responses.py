@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from meshd.batches.blob_reader import Blob, read_blobs
@@ -40,8 +40,7 @@ TAR_TYPE = "application/x-tar"
 TAG_KEY = "SHARDMESH.tag"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamBody:
+class StreamBody(msgspec.Struct, frozen=True):
     """A response body: `chunks` yields exactly `size` bytes.
 
     Each chunk is valid until the next one is requested.

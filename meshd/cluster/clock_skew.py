@@ -6,9 +6,10 @@ correct time. When only two clocks differ, both are reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,7 @@ REPORTED_SKEW: Final = 60.0
 second."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockComparison:
+class ClockComparison(msgspec.Struct, frozen=True):
     """The result of comparing clocks. `agree`: more than half of them show the same time. `ahead`: by node
     id, the seconds that a clock is ahead of that time (negative: behind); if they do not agree, ahead of the
     local clock."""

@@ -14,7 +14,6 @@ import random
 import ssl
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,8 +44,7 @@ _STEPS: Final = 6  # of a probe
 _NO_ANSWER: Final = (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True):
     """A node's answer to a probe: the `version` of its map (0 if not sent), the time of its `clock` in
     whole seconds since 1970 (None if not sent), and the newest `map_format` that it reads."""
 
@@ -137,8 +135,7 @@ def _unverified() -> ssl.SSLContext:
     return context
 
 
-@dataclass(frozen=True, slots=True)
-class PeerSurvey:
+class PeerSurvey(msgspec.Struct, frozen=True):
     """What a survey of the peers found. `refused`: by id, why a node's certificate is rejected here. `ahead`:
     by id, the seconds that a node's clock is ahead of the local one (negative: behind), to about a second;
     this node is included. `silent`: ids of nodes that did not answer in time; `absent`: of those, the ones at

@@ -10,10 +10,11 @@ import contextlib
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
+
+import msgspec
 
 from meshd.config.settings import ControlAddress, KubernetesAddress
 
@@ -280,8 +281,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 """From the most to the least verbose."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(msgspec.Struct, frozen=True):
     """One setting, under one name: `--name`, `MESHD_NAME`, `name:` in the file."""
 
     name: str

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
+
 Durability = Literal["commit", "relaxed"]
 LogFormat = Literal["text", "json"]
 DiskType = Literal["auto", "rotational", "solid-state"]
@@ -75,8 +77,7 @@ class StoreSettings:
         return cls(data_dir, **(defaults | changes))
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleOidc:
+class ConsoleOidc(msgspec.Struct, frozen=True):
     """Sign-in to the console by OpenID Connect. `role`: the role that people get, whose provider signs them
     in; `client_id`: the console's name there; `secret`: a file with its secret, None for a public client."""
 
@@ -85,8 +86,7 @@ class ConsoleOidc:
     secret: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings:
+class HttpSettings(msgspec.Struct, frozen=True):
     """The S3 and native endpoint. Times in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
@@ -131,8 +131,7 @@ class HttpSettings:
     """Connections that the kernel queues for the listening socket."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransformSettings:
+class TransformSettings(msgspec.Struct, frozen=True):
     """The pool that decodes and augments, and the cache of finished batches."""
 
     processes: int = 2
@@ -175,8 +174,7 @@ class ControlAddress:
         return f"etcd{'s' if self.tls else ''}://{hosts}{self.prefix.rstrip('/')}"
 
 
-@dataclass(frozen=True, slots=True)
-class KubernetesAddress:
+class KubernetesAddress(msgspec.Struct, frozen=True):
     """A control store on the Kubernetes API: `kubernetes://NAMESPACE/NAME`. Without a namespace: the pod's
     own."""
 
@@ -221,8 +219,7 @@ class ClusterSettings:
     """Parts into which names hash, a power of two. Used when a cluster is created."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracingSettings:
+class TracingSettings(msgspec.Struct, frozen=True):
     """Where the spans of recorded requests go."""
 
     traces_url: str

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from meshd.errors import MeshdError
 
 if TYPE_CHECKING:
@@ -40,16 +42,14 @@ class LeaseLostError(ControlError):
     """The lease expired or was taken over; its holder must stop what it did under it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Versioned:
+class Versioned(msgspec.Struct, frozen=True):
     """A value and the version of the write that stored it."""
 
     value: bytes
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """A write of one key; the value None deletes it. `expect` as in `ControlStore.put`."""
 
     key: str
@@ -65,8 +65,7 @@ class Change:
     entry: Versioned | None
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """The right to act as `name` until `expires_ms` (the engine's wall clock), proven by `version`."""
 
     name: str

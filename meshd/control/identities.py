@@ -14,7 +14,6 @@ import logging
 import re
 import secrets
 import string
-from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
@@ -87,8 +86,7 @@ class Account(NamedTuple):
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
+class Signer(msgspec.Struct, frozen=True):
     """The identity behind a key that may sign. `policies` are the user's; `bounds` is empty, or the key's
     policies merged into one."""
 

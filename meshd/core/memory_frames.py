@@ -14,8 +14,9 @@ import os
 import weakref
 from collections import Counter
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.core.frame_address import READY, Frame, FrameBlock
 from meshd.util.tenant_limits import current_tenant
@@ -65,8 +66,7 @@ class MemoryAccount:
             del self.by_account[owner]
 
 
-@dataclass(slots=True)
-class _Holding:
+class _Holding(msgspec.Struct):
     """What is released with shared memory."""
 
     fd: int

@@ -7,8 +7,9 @@ which makes no requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,8 +34,7 @@ class ObjectRange(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailure:
+class ReadFailure(msgspec.Struct, frozen=True):
     """Bytes that no node could supply. `code`: NoSuchKey, SnapshotChanged (another ETag), Unreadable
     (damaged, or removed while being read), Busy (the nodes that have them do not answer), or the code of a
     BatchError."""

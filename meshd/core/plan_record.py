@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshwire.plan.plan_spec import parse_spec, spec_document
 from meshwire.plan.rank_slices import step_count
 from meshwire.strict_json import canonical_json
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from meshwire.plan.plan_spec import PlanSpec
 
 
-@dataclass(frozen=True, slots=True)
-class FieldOutput:
+class FieldOutput(msgspec.Struct, frozen=True):
     """The form in which a field is delivered. `shape`: of one row; None for a ragged field, which has `ndim`
     dimensions."""
 
@@ -37,8 +38,7 @@ class FieldOutput:
         return {"dtype": self.dtype, "shape": list(self.shape)}
 
 
-@dataclass(frozen=True, slots=True)
-class MixColumns:
+class MixColumns(msgspec.Struct, frozen=True):
     """The columns that mixing adds to a frame. `outputs`: columns that transform processes write after the
     fields; `weight`: the one with the share of a row's own sample; `class_labels`: labels that are also
     delivered for the partner row."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import in_progress
@@ -60,8 +60,7 @@ _FAR_AT_A_TIME = 256  # samples at a time if content comes from other nodes
 _SIZE = "_size"
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(msgspec.Struct, frozen=True):
     """A derivation: `way` and its value. `on`: for a join, the expressions of both sides (empty: by name)."""
 
     base: str

@@ -10,9 +10,10 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import BatchError
@@ -175,8 +176,7 @@ class MdsSources:
         return await asyncio.to_thread(self._store.read_range, plain, offset, length)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(msgspec.Struct, frozen=True):
     """A shard and the object that holds it, plain or compressed."""
 
     bucket: str

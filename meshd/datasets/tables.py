@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import BatchError
@@ -81,8 +82,7 @@ class TableOptions:
         return f"{told}{f', files={self.files!r}' * bool(self.files)}{', sliced' * self.sliced})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IndexedTable:
+class IndexedTable(msgspec.Struct, frozen=True, eq=False):
     """The index of a file and the size of its copy; `document` has both encoded."""
 
     size: int

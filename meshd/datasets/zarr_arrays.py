@@ -7,9 +7,9 @@ it never yields a partial dataset.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import BatchError
@@ -40,8 +40,7 @@ _TURN, _TURN_BYTES = 200, 16 << 20  # shard indexes read at a time, and their by
 _Object = tuple[int, str, "Record"]  # its number in the array, its key, its record
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(msgspec.Struct, frozen=True):
     """The stored rows of an array in ascending order, each with its object's number, offset and length."""
 
     rows: Integers
@@ -177,8 +176,7 @@ def _places(url: str, number: int, record: Record, array: StoredArray, index: by
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
+class _Gathered(msgspec.Struct, frozen=True):
     """The input of a snapshot; `stored`: the objects that the columns number."""
 
     source: Source

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from meshd.control.control_api import ControlError
 from meshd.core.api_errors import BatchError, busy
@@ -41,8 +42,7 @@ _RECENT_MS: Final = 86_400_000
 """Documents used more recently than this may still be in use."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DocumentSummary:
+class _DocumentSummary(msgspec.Struct, frozen=True):
     """What a document says about itself. `description`: its description for users; `snapshot`: its own hash,
     or the hash of a plan's snapshot."""
 

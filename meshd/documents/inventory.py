@@ -12,9 +12,9 @@ import os
 import struct
 import zlib
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.core.document_store import RESERVED_BUCKET, SHARED_PREFIXES
@@ -86,8 +86,7 @@ _PAGE: Final = 1000
 PeerInventories = tuple[list[dict[str, DocumentUsage]], list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class MeshInventory:
+class MeshInventory(msgspec.Struct, frozen=True):
     """`held` by name; `silent`: nodes that could not be asked."""
 
     held: dict[str, DocumentUsage]

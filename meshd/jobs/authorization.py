@@ -12,6 +12,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from meshd.auth.identity import Caller, Identity, RequestContext, Session
 from meshd.control.jobs import Principal
 from meshd.core.api_errors import BatchError
@@ -80,8 +82,7 @@ def resolve_caller(principal: Principal, table: IdentityTable) -> Caller:
     return Caller(identity, context)
 
 
-@dataclass(frozen=True, slots=True)
-class BucketGrant:
+class BucketGrant(msgspec.Struct, frozen=True):
     """What a job may do with the keys of one bucket."""
 
     bucket: str

@@ -7,16 +7,15 @@ ended, nothing of the run is written any more: commits in progress end before it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from meshd.control.jobs import Failure, Progress
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import msgspec
 
     from meshd.auth.authorizer import Authorizer
     from meshd.auth.identity import Caller
@@ -101,8 +100,7 @@ class ProgressCounter:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class JobServices:
+class JobServices(msgspec.Struct, frozen=True):
     """The services for all job kinds. `store` is this node's; `objects` also covers other nodes."""
 
     store: ObjectStore
@@ -113,8 +111,7 @@ class JobServices:
     outputs: OutputStore
 
 
-@dataclass(frozen=True, slots=True)
-class JobRun:
+class JobRun(msgspec.Struct, frozen=True):
     """A job while it runs. `name` identifies this run: its scratch objects are below `jobs/name/`.
 
     `rate`: the present limit in bytes per second, 0 for none; starting the job again with another rate
@@ -125,7 +122,7 @@ class JobRun:
     run: int
     spec: JobSpec
     caller: Caller
-    tally: ProgressCounter = field(default_factory=ProgressCounter)
+    tally: ProgressCounter = msgspec.field(default_factory=ProgressCounter)
     rate: Callable[[], float] = lambda: 0.0
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import quote
@@ -123,8 +122,7 @@ REMOVE_OUTPUTS: Final = PeerCall(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OutputTarget:
+class OutputTarget(msgspec.Struct, frozen=True):
     """An object to write; `size` in bytes if it is known in advance."""
 
     bucket: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.output_store import OutputMetadata, OutputTarget
@@ -32,8 +33,7 @@ _PAGE: Final = 1000
 _AT_A_TIME: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class OutputSpec:
+class OutputSpec(msgspec.Struct, frozen=True):
     """An output to write; `size` in bytes if it is known in advance.
 
     `made_of`: a digest of its sources, which differs for any other content of this name.

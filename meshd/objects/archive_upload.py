@@ -12,9 +12,10 @@ import hashlib
 import io
 import tarfile
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from awscrt import checksums
 
 from meshd.core.api_errors import store_errors
@@ -51,8 +52,7 @@ _GZIP: Final = b"\x1f\x8b"
 _COMPRESSED: Final = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackOptions:
+class UnpackOptions(msgspec.Struct, frozen=True):
     """How an archive is unpacked: the prefix of the keys, whether folders become no objects, and whether
     members that cannot be objects are left out instead of refusing the archive."""
 
@@ -61,8 +61,7 @@ class UnpackOptions:
     ignore_errors: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A member as an object: its key, the headers that are stored with it, its bytes."""
 
     key: str

@@ -6,8 +6,9 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/intro-lifecycle-rules.html
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
 
 from meshwire.http_values import dates, percent_encoding
 
@@ -23,8 +24,7 @@ Rules = tuple["LifecycleRule", ...]
 Action = Literal["expire", "noncurrent", "marker", "upload"]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedVersion:
+class ListedVersion(msgspec.Struct, frozen=True):
     """One version as a listing returns it; the `latest` version of a key comes first. Times are in ms since
     the epoch. Stamps decrease from a key's newest version to its oldest."""
 
@@ -32,15 +32,14 @@ class ListedVersion:
     modified: int
     stamp: int = 0
     size: int = 0
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = msgspec.field(default_factory=dict)
     version: str = "null"
     etag: str = ""
     marker: bool = False
     latest: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ExpiryAction:
+class ExpiryAction(msgspec.Struct, frozen=True):
     """An action that is due: `expire` the current object, or remove a `noncurrent` version or a lone
     `marker`."""
 

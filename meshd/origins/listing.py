@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from meshd.origins.cache.cache_store import cache_name
 from meshd.origins.client.origin_api import OriginEntry, OriginError, OriginListing
@@ -98,8 +99,7 @@ PAGE: Final = 1000
 PageKey = tuple[str, str, str, str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(msgspec.Struct, frozen=True):
     page: OriginListing
     marks: MarkVector
     since: float

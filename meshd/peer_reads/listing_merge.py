@@ -7,8 +7,9 @@ equals the page of a store that holds everything the sources hold.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from meshd.store.records import EntryPage, UploadPage, VersionPage
 
@@ -32,13 +33,12 @@ class Item(NamedTuple):
     marker: Marker
 
 
-@dataclass(slots=True)
-class PageSource(Generic[P]):
+class PageSource(msgspec.Struct, Generic[P]):
     """The pages of one node. `fetch` returns the page after a marker, with at most that many items."""
 
     fetch: Callable[[Marker, int], Awaitable[P]]
     marker: Marker
-    items: list[Item] = field(default_factory=list)
+    items: list[Item] = msgspec.field(default_factory=list)
     at: int = 0
     more: bool = True
 

@@ -16,9 +16,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
 
 from meshd.errors import OWN_FILES, MeshdError
 from meshwire.phrases import open_files_message
@@ -33,8 +34,7 @@ MAX_DELAY = 5.0
 MAX_START_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class CrashHistory:
+class CrashHistory(msgspec.Struct, frozen=True):
     """The record of one child: deaths in a row, and whether it was ever ready."""
 
     in_a_row: int = 0
@@ -98,8 +98,7 @@ class ChildReporter:
 ChildBody = Callable[[ChildReporter], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ChildSpec:
+class ChildSpec(msgspec.Struct, frozen=True):
     """A child that the supervisor keeps alive. `name` is `role-number`; it inherits the descriptors `fds`."""
 
     name: str
@@ -116,8 +115,7 @@ class ChildSpec:
         return self.name.partition("-")[0]
 
 
-@dataclass(slots=True)
-class Child:
+class Child(msgspec.Struct):
     """The supervisor's state of one child. `pid` is 0 while it is not running. `due` is when to start it
     (again); infinite while an on-demand child waits for a connection."""
 
@@ -127,14 +125,14 @@ class Child:
     started: float = 0.0
     due: float = 0.0
     reason: str = ""
-    crashes: CrashHistory = field(default_factory=CrashHistory)
+    crashes: CrashHistory = msgspec.field(default_factory=CrashHistory)
     last_heard: float = 0.0
     """When it last reported that its loop runs; 0 for a child that never does."""
     killed: float = 0.0
     """When the supervisor killed it; 0 if it did not."""
     unkillable: bool = False
     """Whether it has not ended long after that."""
-    unread: bytearray = field(default_factory=bytearray)
+    unread: bytearray = msgspec.field(default_factory=bytearray)
 
     @property
     def dying(self) -> bool:

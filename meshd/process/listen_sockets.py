@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import socket
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from meshd.config import ConfigError
 from meshd.rpc.unix_messages import listen
@@ -26,8 +27,7 @@ _RELEASE_S: Final = 1.0
 """The lock of a node that was killed is free a moment before its port."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListenSockets:
+class ListenSockets(msgspec.Struct, frozen=True):
     """Every listening socket of a node, the TLS state of the HTTP one, and how busy its workers are."""
 
     http: socket.socket

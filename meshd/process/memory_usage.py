@@ -7,9 +7,10 @@ kernel reclaims on demand (the page cache) counts as free.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,16 +22,14 @@ _FREEABLE: Final = ("active_file", "inactive_file", "slab_reclaimable")
 _OWN: Final = ("RssAnon", "RssShmem", "VmSwap")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRoom:
+class MemoryRoom(msgspec.Struct, frozen=True):
     """`free` bytes may still be allocated, of `whole`."""
 
     free: int
     whole: int
 
 
-@dataclass(frozen=True, slots=True)
-class _CgroupVersion:
+class _CgroupVersion(msgspec.Struct, frozen=True):
     """The file names of one version of control groups."""
 
     limit: str

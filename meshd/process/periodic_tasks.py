@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.cluster.clock_skew import compare_clocks
 from meshd.cluster.peer_checks import survey_peers
@@ -65,8 +66,7 @@ _SAY_AGAIN = 60.0  # seconds until a failure that goes on is logged again: some 
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
 
 
-@dataclass(frozen=True, slots=True)
-class PeriodicTask:
+class PeriodicTask(msgspec.Struct, frozen=True):
     """A task that is run, and run again `every` so many seconds after it ended, or up to a tick earlier."""
 
     name: str

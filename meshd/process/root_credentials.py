@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.config import ConfigError
 from meshd.control.identities import Account, Key, User, check_keys, new_access_key, new_secret_key
@@ -23,8 +24,7 @@ ROOT_USER = "root"
 _FILE = "root-credentials.json"
 
 
-@dataclass(frozen=True, slots=True)
-class RootCredentials:
+class RootCredentials(msgspec.Struct, frozen=True):
     """The root key pair; `generated`: by this start."""
 
     access_key: str

@@ -16,9 +16,10 @@ import os
 import selectors
 import signal
 import socket
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.errors import IndexLostError, StartupError
 from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
@@ -109,8 +110,7 @@ _KILL_PATIENCE = 10.0  # seconds that a killed child gets to end: one with much 
 _STANDSTILL = 1.0  # seconds by which the supervisor wakes up late if the whole node was stopped
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(msgspec.Struct, frozen=True):
     """Callbacks of the composition root. All run in the supervisor and must be quick."""
 
     ready: Callable[[], None]
@@ -121,8 +121,7 @@ class Hooks:
     """Called on SIGHUP."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """Roles that end together, and the seconds they get before they are killed."""
 
     roles: frozenset[str]

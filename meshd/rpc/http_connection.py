@@ -12,8 +12,9 @@ import os
 import re
 import socket
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
 
 from meshd.errors import MeshdError
 
@@ -37,8 +38,7 @@ class PeerUnreachableError(MeshdError):
         self.begun = begun
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct, frozen=True):
     """`raw` is the head as received, including its empty line; header names are lower-case. `length` is that
     of the body in bytes; None: the body ends with its last chunk, or with the connection."""
 

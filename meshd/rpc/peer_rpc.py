@@ -74,8 +74,7 @@ class RequestTarget(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class QueryTarget:
+class QueryTarget(msgspec.Struct, frozen=True):
     """The fields of a Struct as a query string; those with their default may be left out."""
 
     quote_via: Callable[..., str] = quote_plus
@@ -270,8 +269,7 @@ class FrameDecoder:
 # --- the answering side -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True):
     """The caller's node, its cluster map version, and the body of a call whose request is in the target."""
 
     node_id: str
@@ -315,8 +313,7 @@ def _register(call: PeerCall[Any, Any]) -> Callable[[Any], Any]:
     return register
 
 
-@dataclass(frozen=True, slots=True)
-class RegisteredHandler:
+class RegisteredHandler(msgspec.Struct, frozen=True):
     """A call, and the bound method that answers it."""
 
     call: PeerCall[Any, Any]

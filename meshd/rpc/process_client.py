@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
 
 from meshd.rpc.process_rpc import (
     CANCEL,
@@ -43,8 +44,7 @@ R = TypeVar("R")
 U = TypeVar("U")
 
 
-@dataclass(frozen=True, slots=True)
-class Reconnect:
+class Reconnect(msgspec.Struct, frozen=True):
     """How often a client tries to connect: once, and again after each of `delays` (seconds). `forever`: the
     last delay repeats."""
 
@@ -58,8 +58,7 @@ class Reconnect:
 ONCE: Final = Reconnect()
 
 
-@dataclass(slots=True, eq=False)
-class Answer(Generic[R]):
+class Answer(msgspec.Struct, Generic[R], eq=False):
     """A reply with its descriptors, which the caller closes. `release` tells the server that what it holds
     for the reply (`ServerCall.attach`) is no longer needed."""
 
@@ -78,14 +77,13 @@ class Answer(Generic[R]):
         self.release()
 
 
-@dataclass(slots=True, eq=False)
-class PendingCall(Generic[R]):
+class PendingCall(msgspec.Struct, Generic[R], eq=False):
     """A running call; cancel it through the client when its answer is no longer needed."""
 
     number: int
     method: Method[Any, R]
     on_update: Callable[[Any, list[int]], None] | None
-    answer: asyncio.Future[Answer[R]] = field(
+    answer: asyncio.Future[Answer[R]] = msgspec.field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity
@@ -15,8 +16,7 @@ SignedHandler = Callable[["MeshRequest", "Identity"], Awaitable["Reply"]]
 OpenHandler = Callable[["MeshRequest"], Awaitable["Reply"]]
 
 
-@dataclass(frozen=True, slots=True)
-class HttpRoute:
+class HttpRoute(msgspec.Struct, frozen=True):
     """A route for requests of `method` whose path is `prefix`, or is under it if `prefix` ends in `/`. HEAD
     matches GET.
 

@@ -14,8 +14,9 @@ import contextlib
 import os
 import secrets
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.core.frame_address import common_block
 from meshd.core.memory_frames import is_sealed
@@ -58,8 +59,7 @@ def load_or_create_host_id(directory: Path) -> str:
     return file.read_text()
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(msgspec.Struct):
     """Frames that wait for a job, or that a job uses, and their bytes."""
 
     frames: Sequence[Frame]

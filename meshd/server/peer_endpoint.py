@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from meshd.batches.sample_responses import StreamBody
 from meshd.core.api_errors import BatchError, to_batch_error, to_s3_error
@@ -57,8 +58,7 @@ _TOO_LARGE = "The body is larger than this call allows."
 _NOT_HERE = 409
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCaller:
+class PeerCaller(msgspec.Struct, frozen=True):
     """The calling node, and the version of the cluster map that it uses."""
 
     node_id: str

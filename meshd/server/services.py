@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.config import HttpSettings
 
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     from meshd.views.dispatch import ViewDispatcher
 
 
-@dataclass(frozen=True, slots=True)
-class ServerServices:
+class ServerServices(msgspec.Struct, frozen=True):
     """The services that the endpoints use; `http` has sizes and timeouts."""
 
     access: Authorizer
@@ -68,7 +68,7 @@ class ServerServices:
     control_snapshot: Callable[[], AbstractContextManager[object]] = nullcontext
     """Within it, a request reads the control state only once (ControlStore.pin_revisions)."""
     audit: AuditLog | None = None
-    http: HttpSettings = field(default_factory=HttpSettings)
+    http: HttpSettings = msgspec.field(default_factory=HttpSettings)
     web_identity: WebIdentityExchange | None = None
     """Exchanges tokens of identity providers; None where STS is not served."""
     forwarder: Forwarder | None = None

@@ -13,8 +13,9 @@ import os
 import re
 import ssl
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
 
 from meshd.config import ConfigError
 from meshd.telemetry import metrics
@@ -31,8 +32,7 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 _log = logging.getLogger("meshd.tls")
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True):
     """PEM files: the certificate with its chain, and its private key. May be one file."""
 
     cert: Path
@@ -175,8 +175,7 @@ class CertificateError(ValueError):
     """The bytes are not an X.509 certificate."""
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateValidity:
+class CertificateValidity(msgspec.Struct, frozen=True):
     """A validity period; both times are in seconds since the epoch."""
 
     not_before: int

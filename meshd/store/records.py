@@ -176,8 +176,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     framing: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """One page of a listing in UTF-8 byte order. Prefixes count toward the limit.
 
     `next_after` is the `after` of the next page (the last key or prefix listed); "" if not truncated.
@@ -189,8 +188,7 @@ class Page:
     next_after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPage:
+class EntryPage(msgspec.Struct, frozen=True):
     """A `Page` with the fields that S3 shows instead of records; `owners` has the owner id of each entry."""
 
     entries: tuple[ObjectEntry, ...] = ()
@@ -200,8 +198,7 @@ class EntryPage:
     next_after: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionPage:
+class VersionPage(msgspec.Struct, frozen=True):
     """One page of versions by key, newest first; `latest` marks each key's newest version (which may be a
     delete marker).
 
@@ -227,8 +224,7 @@ class Removed:
     stamp: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPage:
+class UploadPage(msgspec.Struct, frozen=True):
     """One page of uploads in progress, ordered by (key, upload id)."""
 
     uploads: tuple[Upload, ...] = ()
@@ -238,8 +234,7 @@ class UploadPage:
     next_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PartPage:
+class PartPage(msgspec.Struct, frozen=True):
     """One page of parts, ordered by number; `next_after` is the last number listed."""
 
     parts: tuple[UploadedPart, ...] = ()
@@ -266,8 +261,7 @@ class Span(msgspec.Struct, frozen=True):
         return Span(self.fd, self.offset, self.length, self.extent, name)
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(msgspec.Struct, frozen=True):
     """`length` bytes at `offset` of the file at `path`, for another process to read, and the crc32c of
     exactly these bytes."""
 
@@ -277,8 +271,7 @@ class Location:
     crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreChanges:
+class StoreChanges(msgspec.Struct, frozen=True):
     """What changed in a bucket up to `revision`: the `keys` whose current version may be another one than
     before, in order, and `ranges` of them, by their first and last key."""
 
@@ -287,8 +280,7 @@ class StoreChanges:
     ranges: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DiskStats:
+class DiskStats(msgspec.Struct, frozen=True):
     """Free and total bytes of one disk's file system."""
 
     path: str

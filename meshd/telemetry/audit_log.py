@@ -16,7 +16,6 @@ import queue
 import stat
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -61,8 +60,7 @@ class AuditEntry(msgspec.Struct, omit_defaults=True):
     member: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
+class Rotation(msgspec.Struct, frozen=True):
     """Rotation: a file of `size` bytes (0: never) becomes `.1`, that one `.2`, and so on; `files` are
     kept."""
 
@@ -70,11 +68,14 @@ class Rotation:
     files: int = 10
 
 
+_NO_ROTATION: Final = Rotation()
+
+
 class AuditLog:
     """Appends to a file or, with STDOUT, to the standard output. Create it in a running loop; it must be
     closed."""
 
-    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = Rotation()) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = _MAX_BYTES, rotation: Rotation = _NO_ROTATION) -> None:
         self._path, self._max = path, max_bytes
         self._loop = asyncio.get_running_loop()
         self._lines: list[bytes] = []

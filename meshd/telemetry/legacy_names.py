@@ -6,22 +6,21 @@ begins with "Deprecated" and names the new metric.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 from prometheus_client import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-@dataclass(frozen=True, slots=True)
-class RenamedMetric:
+class RenamedMetric(msgspec.Struct, frozen=True):
     """A metric with an earlier name. `values`: label values that changed with it, from new to old."""
 
     old: str
     new: str
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 RENAMED_METRICS: Final = (

@@ -16,9 +16,10 @@ import signal
 import sys
 import warnings
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import msgspec
 
 from meshd.config.options import LOG_LEVELS
 from meshwire.phrases import open_files_message
@@ -166,8 +167,7 @@ def set_level(level: str) -> None:
 _LEVEL_BITS: Final = 3  # bits of the level; the others are its end, in milliseconds of the monotonic clock
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedLevel:
+class RequestedLevel(msgspec.Struct, frozen=True):
     """A requested level, and the second of the monotonic clock at which it ends."""
 
     level: str

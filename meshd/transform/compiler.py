@@ -7,9 +7,11 @@ to the same program on every node that has its op versions.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
 
 from meshd.transform import registry
 from meshd.transform.assets import PREFIX, no_assets
@@ -47,8 +49,7 @@ WEIGHT = FieldType("array", "float32", ())
 _SOFT = ("float16", "float32", "float64")
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledMixing:
+class CompiledMixing(msgspec.Struct, frozen=True):
     """A plan's mixing op, compiled. `before`: the chain of `field` before mixing.
 
     `soft`: labels that are float vectors, mixed as the field is. `others` (bytes fields) and `class_labels`
@@ -80,8 +81,7 @@ def partner_label_name(label: str) -> str:
     return f"{label}.other"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """A compiled plan. `chains` by field, ordered by name: the bytes fields of the dataset.
 
     With a `pairing`, the chain of the mixed field begins with the mixed value. The chain of a field that a
@@ -93,7 +93,7 @@ class Program:
     chains: Mapping[str, OpChain]
     pairing: CompiledMixing | None = None
     joints: tuple[CompiledMultiFieldOp, ...] = ()
-    shared: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    shared: Mapping[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def outputs(self) -> dict[str, FieldType]:
@@ -213,8 +213,7 @@ def _check_field(name: str, path: str, known: Collection[str], labels: Sequence[
         raise PlanError(path, f"the dataset has no field {name!r}{suggestion(name, known)}")
 
 
-@dataclass(frozen=True, slots=True)
-class SplitChain:
+class SplitChain(msgspec.Struct, frozen=True):
     """A field's chain, split at its mixing op: `after` is the chain of the mixed value."""
 
     op: str

@@ -7,9 +7,9 @@ Invariant: boxes lie within their canvas; a keypoint outside it is [0, 0, 0].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -146,8 +146,7 @@ def move_points(points: Annotations, motion: Motion) -> Annotations:
     return make_points(moved, (motion.height, motion.width), points.swap)
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotationMotion:
+class AnnotationMotion(msgspec.Struct, frozen=True):
     """An op on images, applied to annotations."""
 
     operation: MovesPixels

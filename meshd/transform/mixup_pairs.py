@@ -7,9 +7,9 @@ the mixed field or a label. Invariant: within a slice, each member of a pair is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshd.transform.compiler import partner_label_name
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     Read = Callable[[Pieces], bytes]
 
 
-@dataclass(slots=True)
-class _Partner:
+class _Partner(msgspec.Struct):
     """The partner: its value of the mixed field, its soft labels by field number, its others by name."""
 
     value: Any

@@ -7,8 +7,9 @@ each value as the preceding ops left it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
 
 from meshd.transform import registry
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
@@ -54,8 +55,7 @@ class ReadsImage(Protocol):
     """Which of its inputs is the image: the bytes of its file, or [height, width, channels]."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledMultiFieldOp:
+class CompiledMultiFieldOp(msgspec.Struct, frozen=True):
     """A multi-field op of a plan. `before`: for each of its fields, the number and the preceding chain.
 
     `outputs`: the types after the op. `draws`: whether it uses randomness. `reads`: the numbers of fields

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from meshd.transform import builtin, registry
@@ -90,8 +91,7 @@ class Step:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """An operation that calls a function with its draws, whatever its value is."""
 
     function: Callable[[KeyedRandom], Any]

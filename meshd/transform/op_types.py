@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from meshd.transform.assets import asset, optional_asset
@@ -204,8 +205,7 @@ class MixingOp(Operation, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class OpDefinition:
+class OpDefinition(msgspec.Struct, frozen=True):
     """An op in the registry. `random`: whether it draws (an op that does not gets no key of its own).
 
     `complete`: derives missing arguments from the dataset's first sample. For users: `takes` and `gives` are

@@ -7,9 +7,9 @@ refused with a suggestion.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshwire.strict_json import (
@@ -37,8 +37,7 @@ OBJECT_DTYPE_REFUSED = (
 _REQUIRED = object()
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """A parameter of an op. `parse(value, path)` returns the value that the op is built with.
 
     Without a default, the parameter is required. The first paragraph of the docstring of `parse` tells users

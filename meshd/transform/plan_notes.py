@@ -8,8 +8,9 @@ shares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.transform import registry
 from meshd.transform.builtin.array_files import read_npy_header
@@ -31,8 +32,7 @@ _FLAT = 0.25
 """Bytes a pixel below which a palette image is rather a drawing or a mask than a photograph."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FieldOp:
+class _FieldOp(msgspec.Struct, frozen=True):
     """An op of the plan as one field has it. `shared`: the fields that draw with it."""
 
     op: OpSpec

@@ -16,7 +16,6 @@ import asyncio
 import math
 import os
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ TOGETHER: Final = 0.25
 by a process that has to read the plan first."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePosition:
+class QueuePosition(msgspec.Struct, frozen=True):
     """The place of work in a line: `asked`, the time of the request in seconds, and where its rows begin."""
 
     asked: float = math.inf  # overtakes nothing
@@ -296,8 +294,7 @@ class SliceSizer:
         return share if rows - share >= least else rows
 
 
-@dataclass(frozen=True, slots=True)
-class RenderSpec:
+class RenderSpec(msgspec.Struct, frozen=True):
     """The parameters that all rows of a call share; `asked`: the call's time by the event loop's clock.
 
     `prefixes_only`: only the decoded cache's entries are made, in the background.

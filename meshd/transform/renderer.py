@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
 
 from meshd.transform.decoded_cache.messages import REFUSED
 from meshd.transform.decoded_cache.slice_order import NO_ROOM
@@ -27,8 +28,7 @@ def program_digest(program_text: str) -> str:
     return hashlib.sha256(program_text.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class RowWork:
+class RowWork(msgspec.Struct, frozen=True):
     """One row to render: its number in the frame, its epoch position, and the pieces of its bytes.
 
     `sources`: for each bytes field, ordered by name. `partner`: the same of the row at position ^ 1, if the
@@ -46,8 +46,7 @@ class RowWork:
     paths: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RaggedPart:
+class RaggedPart(msgspec.Struct, frozen=True):
     """Ragged data of some rows: `columns` one after the other in `fd`, which the receiver closes."""
 
     rows: tuple[int, ...]
@@ -55,8 +54,7 @@ class RaggedPart:
     fd: int
 
 
-@dataclass(frozen=True, slots=True)
-class RowChecksums:
+class RowChecksums(msgspec.Struct, frozen=True):
     """The crc32c of `rows` in the frame: `columns`, one per fixed field, ordered by name."""
 
     rows: tuple[int, ...]
@@ -72,8 +70,7 @@ class KeptRow(NamedTuple):
     why: str = ""
 
 
-@dataclass(slots=True)
-class RenderResult:
+class RenderResult(msgspec.Struct):
     """The outcome of all requested rows: those not in `failures` are in the frame, or in `parts` if ragged.
 
     `seconds`: time of the processes; `reading`: the part of it spent on reading source bytes; `cpu`: their
@@ -81,13 +78,13 @@ class RenderResult:
     they took.
     """
 
-    failures: list[Failure] = field(default_factory=list)
-    parts: list[RaggedPart] = field(default_factory=list)
-    checksums: list[RowChecksums] = field(default_factory=list)
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    parts: list[RaggedPart] = msgspec.field(default_factory=list)
+    checksums: list[RowChecksums] = msgspec.field(default_factory=list)
     seconds: float = 0.0
     reading: float = 0.0
     cpu: float = 0.0
-    kept: dict[int, KeptRow] = field(default_factory=dict)
+    kept: dict[int, KeptRow] = msgspec.field(default_factory=dict)
     kept_seconds: float = 0.0
     kept_bytes: int = 0
 

@@ -12,9 +12,10 @@ import errno
 import os
 import resource
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 _STATM: Final = "/proc/self/statm"
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -27,8 +28,7 @@ _KEPT: Final = 32 << 20  # bytes that malloc keeps for the next row; larger arra
 _FRESH: Final = 64 << 20  # bytes beyond its initial memory that a fresh process uses at most
 
 
-@dataclass(frozen=True, slots=True)
-class RowLimits:
+class RowLimits(msgspec.Struct, frozen=True):
     """Limits per row. `memory`: bytes beyond the initial memory of the process.
 
     `row_seconds`: wall-clock time. `row_cpu_seconds`: CPU time, so that a busy machine does not make samples

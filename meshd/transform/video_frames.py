@@ -11,6 +11,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
@@ -60,8 +61,7 @@ def stack_frames(frames: Iterable[Frame], count: int) -> Frame:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class FrameOp:
+class FrameOp(msgspec.Struct, frozen=True):
     """An op on images, applied to every frame of a video."""
 
     operation: Operation

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -176,13 +175,12 @@ class _PoolConnection:
         return load_program(text, self._assets.loader(places))
 
 
-@dataclass(slots=True)
-class _Ragged:
+class _Ragged(msgspec.Struct):
     """The rendered rows of one ragged field."""
 
-    pieces: list[bytes | npt.NDArray[Any]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    pieces: list[bytes | npt.NDArray[Any]] = msgspec.field(default_factory=list)
+    lengths: list[int] = msgspec.field(default_factory=list)
+    shapes: list[tuple[int, ...]] = msgspec.field(default_factory=list)
 
     def add(self, value: bytes | npt.NDArray[Any]) -> None:
         if isinstance(value, bytes):

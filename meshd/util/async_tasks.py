@@ -20,8 +20,9 @@ import os
 import threading
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
@@ -112,8 +113,7 @@ K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 
 
-@dataclass(slots=True)
-class _Flight(Generic[V]):
+class _Flight(msgspec.Struct, Generic[V]):
     task: asyncio.Future[V]
     callers: int = 0
 
@@ -264,8 +264,7 @@ class StillRunningError(Exception):
         self.progress, self.items = progress, items
 
 
-@dataclass(slots=True)
-class CallProgress:
+class CallProgress(msgspec.Struct):
     """Progress of a long-running call, updated by the call."""
 
     done: float = 0.0
@@ -281,10 +280,9 @@ class CallProgress:
         self.reached(done + 1, of)
 
 
-@dataclass(slots=True)
-class _RunningCall(Generic[R]):
+class _RunningCall(msgspec.Struct, Generic[R]):
     outcome: asyncio.Future[R]
-    progress: CallProgress = field(default_factory=CallProgress)
+    progress: CallProgress = msgspec.field(default_factory=CallProgress)
 
 
 class LongRunningCalls(Generic[R]):

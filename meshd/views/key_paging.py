@@ -5,8 +5,9 @@ Law: the cost of a page is proportional to the entries it shows; keys under a co
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,15 +19,14 @@ PAGE_LIMIT = 1000
 _BEYOND = "\U0010ffff"
 
 
-@dataclass(slots=True)
-class KeyPage(Generic[T]):
+class KeyPage(msgspec.Struct, Generic[T]):
     """A page of keys. `items`: (key, its value).
 
     `last`: the last key or prefix shown, after which the next page begins if this one is `truncated`.
     """
 
-    items: list[tuple[str, T]] = field(default_factory=list)
-    prefixes: list[str] = field(default_factory=list)
+    items: list[tuple[str, T]] = msgspec.field(default_factory=list)
+    prefixes: list[str] = msgspec.field(default_factory=list)
     truncated: bool = False
     last: str = ""
 

@@ -8,8 +8,9 @@ name.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import msgspec
 
 from meshd.util.async_tasks import SingleFlight
 
@@ -24,8 +25,7 @@ _KEPT: Final = 8
 _SHARE: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Scan(Generic[L]):
+class _Scan(msgspec.Struct, Generic[L], frozen=True):
     found: L
     revision: object  # the store's revision before the scan
     done: float

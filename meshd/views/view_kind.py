@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from meshd.core.api_errors import BatchError
 from meshd.core.read_source import FailoverRead
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 V_contra = TypeVar("V_contra", contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
+class StoredResult(msgspec.Struct, frozen=True):
     """An object of a view whose bytes and ETag are those of a stored object.
 
     `rebuild`: computes the bytes again if the stored object cannot be read. Raises BatchError.
@@ -46,8 +46,7 @@ class StoredResult:
     rebuild: Callable[[], Awaitable[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class AssembledObject:
+class AssembledObject(msgspec.Struct, frozen=True):
     """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
     `sources`: the ways to its bytes, in order of preference; what cannot be made raises S3Error or StoreError
     before the first group. `verified_sources`: those of a copy, where spans of no extent have bytes of stored

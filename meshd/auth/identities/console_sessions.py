@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -47,8 +46,7 @@ class _Claims(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     mark: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleSession:
+class ConsoleSession(msgspec.Struct, frozen=True):
     """An open session. `credential` signs requests for it; `expires` is in seconds since 1970; `csrf` is the
     text that the page sends back with each of its requests."""
 

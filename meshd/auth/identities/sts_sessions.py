@@ -14,7 +14,6 @@ import binascii
 import hmac
 import logging
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -169,8 +168,7 @@ class ResolvedCredential(NamedTuple):
         return f"Known({self.identity!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True):
     claims: TokenClaims
     secret_key: str
     policies: tuple[Policy, ...]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
+
+import msgspec
 
 from meshd.auth.web_identity.key_set import MAX_KEY_SET_BYTES, KeySetError, parse_key_set
 from meshd.rpc.http_connection import HttpConnection
@@ -52,8 +53,7 @@ async def fetch_key_set(provider: IdentityProvider) -> KeySet:
         raise IssuerError(f"{url}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class SignInEndpoints:
+class SignInEndpoints(msgspec.Struct, frozen=True):
     """Where an issuer signs people in, and where it exchanges codes for tokens."""
 
     authorization: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.auth.web_identity.issuer_client import FETCH_TIMEOUT, IssuerError, fetch_key_set
 from meshd.auth.web_identity.key_set import KeySetError, parse_key_set
@@ -34,8 +35,7 @@ KEEP_SECONDS: Final = 24 * 3600.0
 _log = logging.getLogger("meshd.auth")
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """The keys of one value of a provider. Times are on the monotonic clock."""
 
     provider: IdentityProvider

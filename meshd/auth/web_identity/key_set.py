@@ -7,9 +7,10 @@ https://www.rfc-editor.org/rfc/rfc7517, rfc7518
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from meshwire.strict_json import PlanError, read_json
 
@@ -36,8 +37,7 @@ class KeySetError(Exception):
     """The document is not a set of keys that can verify tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationKey:
+class VerificationKey(msgspec.Struct, frozen=True):
     """A public key. `algorithm` is "" if the key set does not restrict it; `document` is its JWK."""
 
     key_id: str | None
@@ -56,8 +56,7 @@ class VerificationKey:
         return _load(self.document, algorithm)
 
 
-@dataclass(frozen=True, slots=True)
-class KeySet:
+class KeySet(msgspec.Struct, frozen=True):
     """The usable keys of an issuer."""
 
     keys: tuple[VerificationKey, ...]

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from meshd.auth.web_identity.key_set import ALGORITHM_KINDS
 from meshwire.strict_json import PlanError, read_json
 
@@ -109,8 +111,7 @@ def _decode(what: str, part: str) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True)
-class ValidToken:
+class ValidToken(msgspec.Struct, frozen=True):
     """A validated token. `audience` is the one of its audiences that the provider accepts; `expires` is in
     seconds since 1970."""
 

@@ -5,8 +5,9 @@ Law: an error says which sample of which object is at fault, and how to look at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from meshd.batches.assembly.bad_sample_ledger import BadSample
 from meshd.core.api_errors import BatchError
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 _WRONG_OP: Final = "check with ds.preflight() that the ops fit what the samples are; otherwise "
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRow:
+class FailedRow(msgspec.Struct, frozen=True):
     """`node`: where it failed; `position`: of the row in the epoch; `sample`: the row's own, or the one that
     is mixed into it."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshd.core.api_errors import BatchError
@@ -45,8 +45,7 @@ _RUNS = 32
 _AT_A_TIME = 1024
 
 
-@dataclass(slots=True, eq=False)
-class Rows:
+class Rows(msgspec.Struct, eq=False):
     """The rows of a frame. `positions` and `samples` are int64[n], `status` is uint8[n].
 
     After substitution, `samples` has the substitutes. `partners` int64[n], if the plan mixes rows: the

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 from awscrt.checksums import crc32c
 
@@ -102,8 +102,7 @@ class RenderedSamples:
         return self._data[field][start + begin : start + begin + length]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
+class PackedRows(msgspec.Struct, frozen=True):
     """The input of a packed frame: `rows`, whose samples are rows of the table."""
 
     plan: Plan

@@ -11,7 +11,6 @@ copied, nothing of the series is used: each of its frames is built alone, and re
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -274,4 +273,4 @@ def frames_of_blocks(counts: Sequence[int]) -> list[int]:
 def placed_block(work: RowWork, frames: tuple[tuple[int, tuple[int, ...]], ...]) -> RowWork:
     """Return the work with the places to which the fields are written."""
     assert work.block is not None
-    return dataclasses.replace(work, block=msgspec.structs.replace(work.block, frames=frames))
+    return msgspec.structs.replace(work, block=msgspec.structs.replace(work.block, frames=frames))

@@ -9,9 +9,9 @@ index (uint32, little endian), magic.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 from awscrt.checksums import crc32c
 
@@ -61,8 +61,7 @@ def chunk_starts(source_bytes: Integers) -> Integers:
     return np.append(np.flatnonzero(begins), count).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceSet:
+class SequenceSet(msgspec.Struct, frozen=True, eq=False):
     """The sequences of one inner plan. `starts`: int64[chunks + 1], first samples; `prefix`: of the keys of
     its chunks; `share`: of the chunks that are stored, 0…1.
     """
@@ -109,8 +108,7 @@ def encode_chunk(lengths: Integers, columns: Mapping[str, npt.NDArray[Any]]) -> 
     return data + index + _END.pack(len(index), _MAGIC)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkIndex:
+class ChunkIndex(msgspec.Struct, frozen=True, eq=False):
     """The index of a chunk. `starts`: int64[n + 1], elements before each sample; `bases`: the byte at which
     each field begins; `size`: bytes of all elements.
     """

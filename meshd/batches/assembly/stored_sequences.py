@@ -10,10 +10,10 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from meshd.batches.assembly.stored_sequence_format import (
@@ -64,8 +64,7 @@ class UnreadableChunkError(Exception):
         self.chunk, self.gone = chunk, isinstance(error, ExtentGoneError)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenChunk:
+class OpenChunk(msgspec.Struct, frozen=True, eq=False):
     """A stored chunk. Reading blocks; any thread may read."""
 
     store: ObjectStore

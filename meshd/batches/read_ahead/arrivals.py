@@ -7,9 +7,9 @@ rows of a window are built while the disk reads its last ones.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.telemetry import metrics
@@ -50,8 +50,7 @@ class Progress:
         await self._changed.wait()
 
 
-@dataclass(slots=True, eq=False)
-class Window:
+class Window(msgspec.Struct, eq=False):
     """Positions first…end−1 of an epoch, whose bytes are read together. `works`: its reads on each disk, none
     until they have been looked up."""
 
@@ -59,8 +58,8 @@ class Window:
     end: int
     bytes: int
     progress: Progress
-    read: asyncio.Event = field(default_factory=asyncio.Event)
-    works: list[DiskWork] = field(default_factory=list)
+    read: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    works: list[DiskWork] = msgspec.field(default_factory=list)
     urgent: bool = False
 
     @property

@@ -10,9 +10,9 @@ out.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
@@ -65,8 +65,7 @@ _MAX_BATCH: Final = 1 << 24
 _SEED = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CostRequest:
+class CostRequest(msgspec.Struct, frozen=True):
     """The orders to estimate; None stands for blocks of as many shards as a window holds. `batch`: rows of a
     step, which the size of the first windows depends on."""
 

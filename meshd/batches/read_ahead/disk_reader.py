@@ -21,6 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from meshd.batches.read_ahead.extents import READ_BYTES
 from meshd.batches.read_ahead.read_cost import MEDIA_RATE
 from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_limit
@@ -246,8 +248,7 @@ class DiskReader:
             os.close(fd)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(msgspec.Struct, frozen=True):
     """A read of a file, in bytes, or a part of it; its number in the window, and whether it is its `last`
     part."""
 

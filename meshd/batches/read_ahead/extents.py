@@ -6,9 +6,9 @@ extents is read with them if reading it takes less time than a short seek.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ _PAGE: Final = 4096
 _SPAN: Final = 44  # bits of an offset within a file: 16 TiB; above them is the number of the file
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reads:
+class Reads(msgspec.Struct, frozen=True, eq=False):
     """Reads in the order in which to issue them: `files`, `offsets`, `lengths` int64[n], in bytes. `seeks`:
     how many of them do not continue the one before."""
 

@@ -6,9 +6,9 @@ up: seconds are disk time, not waiting time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ SHORT_SEEK_SECONDS: Final = 0.005
 """A seek within a data file, and half a turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCost:
+class ReadCost(msgspec.Struct, frozen=True):
     """What it costs a node's rotational disks to read samples.
 
     Attributes:

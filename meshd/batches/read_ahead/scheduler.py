@@ -12,8 +12,9 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.batches.read_ahead.arrivals import Arrivals, Progress, Window
 from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
@@ -59,8 +60,7 @@ _IN_FLIGHT: Final = 4  # batches that a loader requests at once: any of them may
 _REACH: Final = 32  # batches: a request this far from the others of its epoch begins a cursor of its own
 
 
-@dataclass(slots=True, eq=False)
-class _Cursor:
+class _Cursor(msgspec.Struct, eq=False):
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
     window; `in_parts`: each node builds its own rows; `use_decoded`: no job reads what is decoded already;
@@ -76,9 +76,9 @@ class _Cursor:
     batch: int
     furthest: int
     used: float
-    windows: deque[Window] = field(default_factory=deque)
-    growing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    looking_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+    windows: deque[Window] = msgspec.field(default_factory=deque)
+    growing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    looking_up: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     in_parts: bool = False
     use_decoded: bool = True
     started: bool = False

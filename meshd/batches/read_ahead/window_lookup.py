@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.batches.read_ahead.disk_reader import is_cached, open_for_reading
@@ -39,8 +39,7 @@ _AT_A_TIME: Final = 512
 _PROBES: Final = 64  # samples of a window that are probed in the page cache
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DiskReads:
+class DiskReads(msgspec.Struct, frozen=True, eq=False):
     """Reads of one disk. `device`: its `st_dev`; `paths`: the files by number, as `reads` names them;
     `wanted`: bytes of samples that they bring, without the gaps."""
 

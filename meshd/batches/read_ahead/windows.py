@@ -6,9 +6,9 @@ window depends on the bytes that this node reads itself; samples of other nodes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.core.sample_locations import bytes_columns
@@ -37,8 +37,7 @@ MAX_WINDOW_SPAN: Final = 1 << 24
 """Positions in a window: bounds the time of finding a node's own samples, some 0.3 µs each."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CutWindow:
+class CutWindow(msgspec.Struct, frozen=True, eq=False):
     """Positions first…end−1 of an epoch. `samples`: int64[n], those at these positions that the node reads;
     `bytes`: their size."""
 

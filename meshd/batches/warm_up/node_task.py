@@ -11,9 +11,9 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.batches.assembly.frame_rows import new_rows, own_rows
@@ -66,8 +66,7 @@ _REASON: Final = 160  # characters of a reason that are kept
 WarmUps = NodeTasks[WarmUpRequest, WarmUpStatus]
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUpContext:
+class WarmUpContext(msgspec.Struct, frozen=True):
     """The dependencies of all tasks of a node. `decoded`: None if its decoded cache is switched off."""
 
     store: ObjectStore
@@ -77,7 +76,7 @@ class WarmUpContext:
     decoded: DecodedCache | None
     read_ahead: ReadScheduler | None = None
     remote: PeerSource = SINGLE_NODE
-    memory: MemoryAccount = field(default_factory=MemoryAccount)
+    memory: MemoryAccount = msgspec.field(default_factory=MemoryAccount)
 
 
 def warm_ups(context: WarmUpContext) -> WarmUps:
@@ -85,8 +84,7 @@ def warm_ups(context: WarmUpContext) -> WarmUps:
     return WarmUps(lambda request: WarmUpTask(context, request), WarmUpStatus(done=True), WARM_UP_HERE)
 
 
-@dataclass(slots=True)
-class _Window:
+class _Window(msgspec.Struct):
     """Samples that are made together; rows of `work` can be read until `pinned` is closed."""
 
     numbers: Integers
@@ -94,8 +92,7 @@ class _Window:
     pinned: PinnedObjects
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
+class _Scope(msgspec.Struct, frozen=True):
     """The samples of a task: `samples`, the `positions` that key their draws, and the `sizes` of their
     sources in bytes; int64[n] each. `own`: see `SampleSet`.
     """

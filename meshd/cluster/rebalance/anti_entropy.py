@@ -76,8 +76,7 @@ class SyncStats:
         return not (self.lacked or self.failed or self.lost)
 
 
-@dataclass(frozen=True, slots=True)
-class _DigestSums:
+class _DigestSums(msgspec.Struct, frozen=True):
     """One side's digests and sizes of all slots of a scope."""
 
     sums: npt.NDArray[np.uint64]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
@@ -236,8 +235,7 @@ _Masks: TypeAlias = "dict[str, dict[int, npt.NDArray[np.bool_]]]"
 """bool[slots] by node id and replica count."""
 
 
-@dataclass(frozen=True, slots=True)
-class SyncPlan:
+class SyncPlan(msgspec.Struct, frozen=True):
     """Which slots to compare with whom. `peers`: by node id, the slots to compare with that node;
     `first_peers`: the same slots with one peer each, for the bulk; `blocked_slots`: how many slots have no
     available peer."""

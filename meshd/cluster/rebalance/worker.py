@@ -7,7 +7,7 @@ side goes away the sync stops, which is safe at any time. Seam: `RebalanceWorker
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -133,8 +133,7 @@ ERRORS: Final = ErrorTypes(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerSocket:
+class WorkerSocket(msgspec.Struct, frozen=True):
     """The socket of the rebalance process, which is started when a client connects."""
 
     path: Path

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.batches.read_ahead.extents import plan_reads
@@ -124,8 +124,7 @@ ELSEWHERE: Final = "on a solid-state disk"
 Relayouts = NodeTasks[RelayoutRequest, RelayoutStatus]
 
 
-@dataclass(frozen=True, slots=True)
-class RelayoutContext:
+class RelayoutContext(msgspec.Struct, frozen=True):
     """The dependencies of all tasks of a node."""
 
     relocator: Relocator

@@ -7,8 +7,9 @@ nothing. An error message names the origin, never a credential; foreign text is 
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from meshd.errors import MeshdError
 
@@ -53,20 +54,18 @@ class OriginKeyError(OriginError):
     """The key cannot be requested from an origin."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectFacts:
+class ObjectFacts(msgspec.Struct, frozen=True):
     """An object at its origin. `etag` is without quotes; `modified` is in ms since the epoch; `headers` have
     S3's lower-case names."""
 
     size: int
     etag: str
     modified: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class OriginResponse:
+class OriginResponse(msgspec.Struct, frozen=True):
     """`length` bytes of an object from `offset` on, as a stream."""
 
     facts: ObjectFacts
@@ -75,8 +74,7 @@ class OriginResponse:
     pieces: AsyncGenerator[bytes, None]
 
 
-@dataclass(frozen=True, slots=True)
-class OriginEntry:
+class OriginEntry(msgspec.Struct, frozen=True):
     """An object in a listing."""
 
     key: str
@@ -89,8 +87,7 @@ class OriginEntry:
         return ObjectFacts(self.size, self.etag, self.modified)
 
 
-@dataclass(frozen=True, slots=True)
-class OriginListing:
+class OriginListing(msgspec.Struct, frozen=True):
     """One page in order of UTF-8 bytes. `after`: where the next page begins; "" on the last page."""
 
     entries: tuple[OriginEntry, ...] = ()

@@ -6,9 +6,10 @@ The two tables of view kinds below, and the table of job kinds, are the only pla
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from meshd.auth.dataset_access import DatasetAccess
 from meshd.batches.assembly.stored_sequences import StoredSequences
@@ -81,8 +82,7 @@ if TYPE_CHECKING:
     from meshd.views.view_kind import ViewCompleter, ViewKind
 
 
-@dataclass(frozen=True, slots=True)
-class DataServices:
+class DataServices(msgspec.Struct, frozen=True):
     """The services for datasets and batches. `frames` is the coordinator's assembler, in this process or
     behind its socket."""
 

@@ -7,9 +7,10 @@ It is opened once, after fork, and everything else is constructed from it: first
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshd.auth.authorizer import Authorizer
 from meshd.auth.request_facts import record_finder
@@ -49,8 +50,7 @@ REBALANCE_WRITER = "m"
 """The store writer of the rebalance process, which serves no requests by a map."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeContext:
+class NodeContext(msgspec.Struct, frozen=True):
     """What every process of a node has open."""
 
     settings: NodeSettings

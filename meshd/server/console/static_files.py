@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from meshd.server.response import Header
@@ -42,8 +43,7 @@ NOT_BUILT: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
+class StaticFile(msgspec.Struct, frozen=True):
     """The bytes of a file, plain and compressed."""
 
     content_type: str

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from meshd.cluster.clock_skew import MAX_SKEW
 from meshd.cluster.read_barrier import ReadBarrier
@@ -98,8 +99,7 @@ _PAUSE: Final = 0.05
 _INVALID_HOP = "The x-mesh-hop header of this request was not signed by a node of this mesh."
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(msgspec.Struct, frozen=True):
     """`sender` is the node that the client asked; `map_version` and `buckets` are its versions of the map and
     the bucket table. `remote`, `secure` and `tls` describe the client's connection. `aim` is the wanted part
     of the request: all of it (empty), `members` or `keys`."""

@@ -12,9 +12,10 @@ import mmap
 import os
 import statistics
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.store.errors import FormatError
 
@@ -39,8 +40,7 @@ _PAGE: Final = mmap.PAGESIZE
 _SYNCS: Final = 9
 
 
-@dataclass(frozen=True, slots=True)
-class FileSystem:
+class FileSystem(msgspec.Struct, frozen=True):
     """The mount below a directory. `kind`: as the kernel calls it, `ext4` or `fuse.sshfs`; `source`: device
     or server; `write_cache`: the device's, `write back`, `write through`, or "" if it has none of its own."""
 

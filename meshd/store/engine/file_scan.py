@@ -13,9 +13,9 @@ import mmap
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+import msgspec
 from awscrt import checksums
 from awscrt.checksums import crc32c
 
@@ -79,8 +79,7 @@ class ScannedMember(NamedTuple):
         )
 
 
-@dataclass(slots=True)
-class DataFileScan:
+class DataFileScan(msgspec.Struct):
     """One data file, open for reading. A context manager."""
 
     disk: int
@@ -90,7 +89,7 @@ class DataFileScan:
     size: int = 0
     end: int = 0  # where the scan ended: behind the last good member
     ended: bool = False  # the tar end mark was found there
-    damage: list[str] = field(default_factory=list)
+    damage: list[str] = msgspec.field(default_factory=list)
 
     def __enter__(self) -> DataFileScan:
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -15,9 +15,10 @@ import queue
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.layout import index_has_free_space, reserves_kept
@@ -70,8 +71,7 @@ def store_error_from(error: OSError) -> StoreError:
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Ticket:
+class _Ticket(msgspec.Struct, eq=False):
     """A mutation and the future that waits for it."""
 
     mutation: Mutation

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 
-@dataclass(slots=True)
-class StagedMember:
+class StagedMember(msgspec.Struct):
     """A staged member: where its data are, and how to change its header before the commit."""
 
     extent: Extent
@@ -58,8 +56,7 @@ class StagedMember:
     large_file: LargeObjectFile | None = None
 
 
-@dataclass(slots=True)
-class _Change:
+class _Change(msgspec.Struct):
     """Changes of one data file's accounts by a commit group."""
 
     live: int = 0
@@ -69,7 +66,7 @@ class _Change:
     buried: int = 0
     end: int = 0
     framing: int = 0
-    stamps: list[int] = field(default_factory=list)
+    stamps: list[int] = msgspec.field(default_factory=list)
     made: DataFile | None = None
     sealed: bool = False
     kept: bool = False
@@ -371,8 +368,7 @@ class WriteBatch:
                 large_file.discard()
 
 
-@dataclass(slots=True)
-class Payload:
+class Payload(msgspec.Struct):
     """Bytes to be stored: either chunks in memory or a finished large object file."""
 
     size: int

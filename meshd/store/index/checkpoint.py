@@ -16,9 +16,9 @@ import os
 import struct
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from awscrt.checksums import crc32c
 
 from meshd.store.errors import FormatError
@@ -43,8 +43,7 @@ _LAST_PAGE_AT: Final = _PAGE_HEADER + 24 + 96
 _POLL_SECONDS: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """A durable snapshot. `number` rises with each one; `transaction` is the last one that it contains."""
 
     number: int

@@ -7,7 +7,6 @@ Invariant: the work is proportional to the size of the page: past a common prefi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,7 @@ def common_prefix(name: bytes, prefix: bytes, delimiter: bytes) -> bytes | None:
     return name[: at + len(delimiter)] if at >= 0 else None
 
 
-@dataclass(slots=True)
-class ListingQuery:
+class ListingQuery(msgspec.Struct):
     """A listing request in bytes. `base` is the prefix of all keys of the bucket."""
 
     base: bytes
@@ -95,15 +93,14 @@ def list_page(cursor: Cursor, query: ListingQuery, decode: Callable[[Any], Recor
     return Page(tuple(entries), tuple(prefixes))
 
 
-@dataclass(slots=True)
-class _EntryPageBuilder:
+class _EntryPageBuilder(msgspec.Struct):
     """A page under construction. `remaining`: how many more entries or prefixes it may take."""
 
     query: ListingQuery
     remaining: int
-    entries: list[ObjectEntry] = field(default_factory=list)
-    owners: list[str] = field(default_factory=list)
-    prefixes: list[str] = field(default_factory=list)
+    entries: list[ObjectEntry] = msgspec.field(default_factory=list)
+    owners: list[str] = msgspec.field(default_factory=list)
+    prefixes: list[str] = msgspec.field(default_factory=list)
     last: bytes = b""
 
     def add(self, pairs: Sequence[tuple[bytes, bytes]]) -> None:
@@ -190,8 +187,7 @@ def _first_rolled(batch: Sequence[tuple[bytes, bytes]], query: ListingQuery) -> 
     return len(batch), None
 
 
-@dataclass(slots=True)
-class VersionQuery:
+class VersionQuery(msgspec.Struct):
     """A version listing request in bytes. `base` is the prefix of all keys of the bucket."""
 
     base: bytes
@@ -202,13 +198,12 @@ class VersionQuery:
     limit: int
 
 
-@dataclass(slots=True)
-class _VersionPageBuilder:
+class _VersionPageBuilder(msgspec.Struct):
     """A page under construction, and the position after it."""
 
-    entries: list[tuple[str, Record]] = field(default_factory=list)
-    latest: list[bool] = field(default_factory=list)
-    prefixes: list[str] = field(default_factory=list)
+    entries: list[tuple[str, Record]] = msgspec.field(default_factory=list)
+    latest: list[bool] = msgspec.field(default_factory=list)
+    prefixes: list[str] = msgspec.field(default_factory=list)
     last: tuple[str, str] = ("", "")
 
     def add_version(self, key: str, record: Record, *, latest: bool) -> None:

@@ -7,8 +7,9 @@ leftover files do not count as damage.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.startup_recovery import open_disks
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from meshd.store.records import DataFile
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A problem found by fsck. `kind`: missing, damaged, quarantined (known damage, not served), mismatch,
     account, header. `name`: bucket/key where known."""
 
@@ -39,16 +39,15 @@ class Problem:
     detail: str
 
 
-@dataclass(slots=True)
-class CheckReport:
+class CheckReport(msgspec.Struct):
     """What was checked, what is wrong, and which files the next start will remove."""
 
     objects: int = 0
     versions: int = 0
     files: int = 0
     bytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    leftovers: list[str] = field(default_factory=list)
+    problems: list[Problem] = msgspec.field(default_factory=list)
+    leftovers: list[str] = msgspec.field(default_factory=list)
 
     @property
     def clean(self) -> bool:

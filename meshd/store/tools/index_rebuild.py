@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,19 +136,17 @@ def _batches(table: OrderedTable, txn: Any) -> Iterator[list[tuple[bytes, bytes]
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
-class RebuildReport:
+class RebuildReport(msgspec.Struct):
     """What was rebuilt, and what could not be read. `versions` counts older versions and delete markers."""
 
     objects: int = 0
     versions: int = 0
     uploads: int = 0
     files: int = 0
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(msgspec.Struct):
     disk: int
     kind: str = "segment"
     state: str = "sealed"
@@ -160,7 +157,7 @@ class _Account:
     tombs: int = 0
     members: int = 0
     damaged: bool = False
-    stamps: list[int] = field(default_factory=list)
+    stamps: list[int] = msgspec.field(default_factory=list)
 
 
 class IndexRebuilder:

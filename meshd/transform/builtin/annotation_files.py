@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
+import msgspec
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
@@ -32,8 +32,7 @@ MAX_OBJECTS: Final = 1 << 14
 _MOST = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Objects:
+class Objects(msgspec.Struct, frozen=True):
     """The objects of one image. `corners`: [n, 4] left, top, right, bottom, in pixels; of YOLO, in shares of
     width and height.
 

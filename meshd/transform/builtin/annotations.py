@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.builtin.annotation_files import (
@@ -90,8 +91,7 @@ def _corners(given: Floats, form: BoxFormat) -> Floats:
     gives="boxes: float32 [n, 4]; the image as it was",
     refuses=f"{_MALFORMED}; a number that is not finite; right of left or below its top; no image",
 )
-@dataclass(frozen=True, slots=True)
-class Boxes:
+class Boxes(msgspec.Struct, frozen=True):
     """Bounding boxes as [left, top, right, bottom] in pixels of the image, clipped to it. `ops.over` moves
     them with the image. `format` and `normalized` (shares of width and height) say what an array holds;
     `difficult` keeps objects marked iscrowd or difficult."""
@@ -291,8 +291,7 @@ class BoxLabels:
     gives="the same, without the rows of the boxes that are dropped",
     refuses="another number of rows than boxes; fewer than `at_least` boxes are left",
 )
-@dataclass(frozen=True, slots=True)
-class KeepBoxes:
+class KeepBoxes(msgspec.Struct, frozen=True):
     """Boxes that are worth learning from, and their rows in the other fields: with sides of at least
     `min_size` pixels, at least `min_area` square pixels, and at least the share `min_visibility` of the area
     that they had before all crops."""
@@ -341,8 +340,7 @@ class KeepBoxes:
     takes="boxes",
     gives="an array float32 [n, 4]",
 )
-@dataclass(frozen=True, slots=True)
-class ConvertBoxes:
+class ConvertBoxes(msgspec.Struct, frozen=True):
     """Boxes in another format, as the last of their ops: [left, top, width, height] ("xywh"), [center x,
     center y, width, height] ("cxcywh"), and with `normalized` in shares of the image's width and height."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.lib import format as npy_format
 
@@ -50,8 +50,7 @@ _HEADER_LIMIT = 10_000
     takes="bytes",
     gives="uint8, ragged",
 )
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(msgspec.Struct, frozen=True):
     """The unchanged bytes, uint8 and ragged; the same as a field without ops."""
 
     def infer(self, field: FieldType) -> FieldType:
@@ -71,8 +70,7 @@ class Raw:
     gives="`dtype` of `shape`; ragged, and flat, without a `shape`",
     refuses="not an `.npy` file, another dtype or shape, Python objects, or not of the size in its header",
 )
-@dataclass(frozen=True, slots=True)
-class Npy:
+class Npy(msgspec.Struct, frozen=True):
     """The array of an `.npy` file, which must have this dtype and, if given, this shape.
 
     Without a dtype, a plan takes it and the number of axes from the dataset's first sample.
@@ -130,8 +128,7 @@ def _extents(value: Any, path: str) -> Extents:
     gives="`dtype` of `shape`; ragged if an extent is null",
     refuses="a number of bytes that does not fit `shape`",
 )
-@dataclass(frozen=True, slots=True)
-class FromBuffer:
+class FromBuffer(msgspec.Struct, frozen=True):
     """Consecutive numbers without a header. An extent of null takes as many elements as there are bytes
     for."""
 
@@ -201,8 +198,7 @@ def _name(value: Any, path: str) -> str:
     gives="`dtype` of `shape`; ragged without a `shape`",
     refuses="not an `.npz` file, no such array, another dtype or shape, Python objects, damaged, over 1 GiB",
 )
-@dataclass(frozen=True, slots=True)
-class Npz:
+class Npz(msgspec.Struct, frozen=True):
     """The array `name` of an `.npz` file, which must have this dtype and, if given, this shape. Without a
     dtype, a plan takes it and the number of axes from the dataset's first sample."""
 
@@ -263,8 +259,7 @@ def _entry(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
     gives="`dtype` of `shape`; ragged without a `shape`. BF16 becomes float32, exactly",
     refuses="not a `.safetensors` file, no such tensor, another dtype or shape, damaged",
 )
-@dataclass(frozen=True, slots=True)
-class Safetensors:
+class Safetensors(msgspec.Struct, frozen=True):
     """The tensor `name` of a `.safetensors` file, which must have this dtype and, if given, this shape.
     Without a dtype, a plan takes it and the number of axes from the dataset's first sample."""
 
@@ -329,8 +324,7 @@ _MAX_LENGTH = 1 << 24
     gives='int64 ("integer"), int64 [n] ("integers"), float32 ("number"), float32 [n] ("numbers")',
     refuses="a feature of bytes or of the other numeric type, another number of values; over 16 MiB",
 )
-@dataclass(frozen=True, slots=True)
-class FeatureNumbers:
+class FeatureNumbers(msgspec.Struct, frozen=True):
     """The numbers of a feature of a `tf.Example`: exactly one, or a list; with a `length`, it is dense."""
 
     type: FeatureType

@@ -10,6 +10,7 @@ import io
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.lib import format as npy_format
 
@@ -73,8 +74,7 @@ def fitting_value(value: float, dtype: str) -> Any:
     gives="the same dtype, with the window's extents",
     refuses="an axis shorter than the window, without `pad`",
 )
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """A window of the array along each axis: at a random place, in the middle, or at the beginning. With
     `pad`, an array that is shorter is filled up at its end with this number."""
 
@@ -182,8 +182,7 @@ class GatherColumns:
     gives="`dtype` […, `classes`]: 1 at the number of the class, else 0",
     refuses="a number outside 0…classes − 1",
 )
-@dataclass(frozen=True, slots=True)
-class OneHot:
+class OneHot(msgspec.Struct, frozen=True):
     """A class number as a one-hot vector of `classes` elements."""
 
     classes: int
@@ -217,8 +216,7 @@ def _check_array(field: FieldType) -> None:
     takes="an image [h, w, c], or an array […, n]",
     gives="float32 or float16, the same shape",
 )
-@dataclass(frozen=True, slots=True)
-class Normalize:
+class Normalize(msgspec.Struct, frozen=True):
     """(value / scale − mean) / std per channel (for an array, per column of the last axis), as float32 or
     float16. `scale` defaults to 255; use 1 for values that are not pixels. uint8 takes a quarter of the
     bandwidth of float32: normalize on the GPU if there is one."""
@@ -253,8 +251,7 @@ class Normalize:
     gives="`dtype`, the same shape",
     refuses="a number does not fit into an integer `dtype`, or is not finite",
 )
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(msgspec.Struct, frozen=True):
     """The same numbers in another type. For an integer type, numbers are rounded half to even; one that does
     not fit is a bad sample."""
 
@@ -295,8 +292,7 @@ _IMAGE_DTYPES = ("uint8", "uint16", "int16", "int32", "uint32", "float32", "floa
     gives="an image [h, w, c] of the same dtype",
     refuses="an empty array, or another number of channels",
 )
-@dataclass(frozen=True, slots=True)
-class AsImage:
+class AsImage(msgspec.Struct, frozen=True):
     """An array as an image of 1 to 4 channels, such as a mask or a depth map of an `.npy` file: from here on,
     the ops on images apply to it. [h, w] gets one channel. Give `channels` where the type of the array does
     not say how many it has."""
@@ -341,8 +337,7 @@ class AsImage:
     takes="an image or an array",
     gives="bytes of an `.npy` file",
 )
-@dataclass(frozen=True, slots=True)
-class ToNpy:
+class ToNpy(msgspec.Struct, frozen=True):
     """An image or array as the bytes of an `.npy` file (version 1.0)."""
 
     def infer(self, field: FieldType) -> FieldType:

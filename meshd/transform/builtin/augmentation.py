@@ -9,9 +9,9 @@ strengths.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
@@ -46,8 +46,7 @@ def require_rgb(field: FieldType) -> None:
     takes="uint8 [h, w, 3]",
     gives="the same type",
 )
-@dataclass(frozen=True, slots=True)
-class Grayscale:
+class Grayscale(msgspec.Struct, frozen=True):
     """With probability `p`, the ITU-R 601 luma in all three channels; the shape stays [height, width, 3]."""
 
     p: float
@@ -76,8 +75,7 @@ class Grayscale:
     takes="uint8 [h, w, 3]",
     gives="the same type",
 )
-@dataclass(frozen=True, slots=True)
-class ColorJitter:
+class ColorJitter(msgspec.Struct, frozen=True):
     """Brightness, contrast and saturation scaled by factors in [max(0, 1−x), 1+x] and hue turned by [−x, x]
     of the color circle, in random order, as torchvision's ColorJitter does."""
 
@@ -213,8 +211,7 @@ CHANGES: tuple[tuple[str, Change], ...] = (
     gives="the same type",
     refuses="a geometric change is drawn for an image of more than 32,000 pixels a side",
 )
-@dataclass(frozen=True, slots=True)
-class RandAugment:
+class RandAugment(msgspec.Struct, frozen=True):
     """`count` changes in sequence, each drawn from a set of fourteen, with `strength` 0…30 in either
     direction."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.assets import BadAssetError, asset, optional_asset
@@ -83,8 +84,7 @@ def _environment() -> tuple[Any, Any]:
     return made, next(each for each in made.extensions.values() if isinstance(each, Generation))
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(msgspec.Struct, frozen=True):
     """A template with the special tokens that it may use. `marks`: whether it has `{% generation %}`."""
 
     compiled: Any

@@ -6,8 +6,9 @@ below its window, and at a smaller size where the filter "fast" allows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from meshd.transform.builtin.image_codecs import decode, decode_all_rows, decode_jpeg_rows, fuse_window
 from meshd.transform.builtin.stored_values import decode_indices, decode_unchanged, stored_type
@@ -36,8 +37,7 @@ def _require_bytes(field: FieldType) -> None:
 
 
 @operation("decode", _MODE)
-@dataclass(frozen=True, slots=True)
-class DecodeWhole:
+class DecodeWhole(msgspec.Struct, frozen=True):
     """Version 1: a JPEG is decoded whole; floats and 32-bit integers are clipped to 0…255."""
 
     mode: Mode
@@ -54,10 +54,8 @@ class DecodeWhole:
 
 
 @operation("decode", _MODE, version="2")
-class DecodeRows(DecodeWhole):
+class DecodeRows(DecodeWhole, frozen=True):
     """Version 2: a JPEG is not decoded below the window that the next op keeps."""
-
-    __slots__ = ()
 
     def fuse(self, following: Operation) -> Operation | None:
         return fuse_window(self.mode, following, decode_jpeg_rows, clip=True)
@@ -78,8 +76,7 @@ class DecodeRows(DecodeWhole):
     "channels "
     f'("unchanged"); {_MORE}',
 )
-@dataclass(frozen=True, slots=True)
-class Decode:
+class Decode(msgspec.Struct, frozen=True):
     """An image file decoded to uint8 [height, width, channels]: 3 channels, or 1 with mode "gray". "index":
     the class numbers of a mask, which are the indices of a palette image or the values of a gray one.
     "unchanged": the values as stored, such as 16-bit integers or floats; without `dtype` and `channels`, a

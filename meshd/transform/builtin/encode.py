@@ -7,9 +7,9 @@ machine or source metadata.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import simplejpeg
 from PIL import Image
 
@@ -41,8 +41,7 @@ _PNG_LEVEL = 6
     gives="bytes of an image file",
     refuses="more pixels a side than the format supports: 65,500 (JPEG), 16,383 (WebP)",
 )
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(msgspec.Struct, frozen=True):
     """uint8 [height, width, 1 or 3] encoded as an image file. `quality` applies to JPEG and WebP,
     `subsampling` to the colors of JPEG, `lossless` to WebP. PNG is always lossless."""
 

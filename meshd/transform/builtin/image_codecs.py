@@ -12,10 +12,10 @@ import io
 import re
 import warnings
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
@@ -97,8 +97,7 @@ Image.MAX_IMAGE_PIXELS = None  # our own bound is checked before a pixel is deco
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-@dataclass(frozen=True, slots=True)
-class JpegHead:
+class JpegHead(msgspec.Struct, frozen=True):
     """The header of a JPEG: size in pixels as stored; `colorspace` as libjpeg-turbo names it.
 
     `rows_at`: the offset of the height in the file, if its rows follow each other in one scan.
@@ -289,8 +288,7 @@ def decode_all_rows(data: bytes, head: JpegHead, mode: Mode, rows: int, shrink: 
     return decode_jpeg(data, head, mode, shrink)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenedImage:
+class _OpenedImage(msgspec.Struct, frozen=True):
     """An image file whose size is known. `pixels`: the whole image, for a file that is not decoded at a
     smaller size; `head`: the header of a JPEG that is."""
 
@@ -300,8 +298,7 @@ class _OpenedImage:
     pixels: Pixels | None
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowedDecode:
+class _WindowedDecode(msgspec.Struct, frozen=True):
     """decode, fused with the window op that follows: it shrinks while decoding if the window allows.
 
     `decode_rows`: (JPEG, header, mode, rows of the shrunk image to keep, shrink) → pixels; `decode_other`:

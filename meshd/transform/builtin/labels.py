@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from meshd.transform.errors import BadSampleError
 from meshd.transform.op_types import LABEL
 from meshd.transform.parameters import MAX_CLASSES, Parameter, classes, whole
@@ -38,8 +40,7 @@ def _check_bytes(given: FieldType) -> None:
     gives="int64",
     refuses="not an integer, or not one of 64 bits",
 )
-@dataclass(frozen=True, slots=True)
-class IntLabel:
+class IntLabel(msgspec.Struct, frozen=True):
     """A decimal integer, such as `7`, as int64."""
 
     def infer(self, field: FieldType) -> FieldType:
@@ -110,8 +111,7 @@ def _anything(value: Any, path: str) -> int | None:
     gives="int64: its number in `map`",
     refuses="not in `map`, and no `other`",
 )
-@dataclass(frozen=True, slots=True)
-class LabelMap:
+class LabelMap(msgspec.Struct, frozen=True):
     """Classes renumbered, merged or dropped: a name (or a label's number, as text) becomes its number in
     `map`."""
 

@@ -7,10 +7,10 @@ equal on all processors. Slaney's scale: Auditory Toolbox; HTK's: 2595 · log10(
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 from meshwire.plan.keyed_random import portable_exp, portable_log
@@ -30,8 +30,7 @@ _LN2 = 0.6931471805599453
 _DB = 10.0 / math.log(10.0)
 
 
-@dataclass(frozen=True, slots=True)
-class MelFilters:
+class MelFilters(msgspec.Struct, frozen=True):
     """Triangular filters over the bins of a spectrum: for each band its first bin and its weights."""
 
     bands: tuple[tuple[int, Doubles], ...]

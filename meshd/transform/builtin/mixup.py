@@ -8,10 +8,10 @@ applied. Sources: mixup (Zhang et al., 2017), CutMix (Yun et al., 2019).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import cv2
+import msgspec
 import numpy as np
 
 from meshd.transform.op_types import check_image
@@ -94,8 +94,7 @@ def _span(extent: int, side: float, random: KeyedRandom) -> tuple[int, int]:
     takes="uint8, float16 or float32 of a fixed shape",
     gives="the same type; FIELD.weight float32, LABEL.other int64",
 )
-@dataclass(frozen=True, slots=True)
-class Mixup:
+class Mixup(msgspec.Struct, frozen=True):
     """With probability `p`, a blend of the row and its neighbour in the batch, with a weight drawn from
     Beta(alpha, alpha)."""
 
@@ -125,8 +124,7 @@ class Mixup:
     takes="an image [h, w, c] of a fixed shape",
     gives="the same type; FIELD.weight float32, LABEL.other int64",
 )
-@dataclass(frozen=True, slots=True)
-class Cutmix:
+class Cutmix(msgspec.Struct, frozen=True):
     """With probability `p`, the row with a rectangle of its neighbour in the batch, whose share of the area
     is drawn from Beta(alpha, alpha)."""
 
@@ -158,8 +156,7 @@ class Cutmix:
     takes="uint8, float16 or float32 image [h, w, c] of a fixed shape",
     gives="the same type; FIELD.weight float32, LABEL.other int64",
 )
-@dataclass(frozen=True, slots=True)
-class MixupOrCutmix:
+class MixupOrCutmix(msgspec.Struct, frozen=True):
     """With probability `p`, one of the two, drawn for each pair: cutmix with probability `switch`, else
     mixup. `mixup` and `cutmix` are their alphas."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.builtin.array_files import MAX_ARRAY_BYTES, array_type, checked_shape
@@ -53,8 +54,7 @@ def load_library() -> Any:
     return nibabel
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(msgspec.Struct, frozen=True):
     """A file: `voxels` as stored, in the file's order; `value = stored * slope + offset` if `slope` is not
     None; `affine`: float64[4, 4], from voxel numbers to millimetres."""
 
@@ -249,8 +249,7 @@ class Nifti:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _NiftiWindow:
+class _NiftiWindow(msgspec.Struct, frozen=True):
     """nifti, fused with the window that follows: only the window is converted."""
 
     nifti: Nifti

@@ -12,10 +12,10 @@ pixel centres.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import cv2
+import msgspec
 import numpy as np
 from PIL import Image as Pictures
 
@@ -38,8 +38,7 @@ cv2.setNumThreads(1)  # the pool's processes provide the parallelism
 cv2.ipp.setUseIPP(False)  # its results differ between CPUs
 
 
-@dataclass(frozen=True, slots=True)
-class ResampleWindow:
+class ResampleWindow(msgspec.Struct, frozen=True):
     """A rectangle of the full-size image, in pixels, and the size it is resampled to.
 
     `filter`: only "fast" takes an image that was shrunk while it was decoded.

@@ -7,8 +7,9 @@ than the whole image. How a window is resampled: see `resample_window`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
 
 from meshd.transform.builtin.resample_window import RESAMPLED, ResampleWindow, resample_window
 from meshd.transform.errors import BadSampleError
@@ -63,10 +64,9 @@ def _resized(field: FieldType, size: tuple[int | None, int | None]) -> FieldType
     return image(*size, channels_of(field), dtype=field.dtype)
 
 
-class _Resize:
+class _Resize(msgspec.Struct, frozen=True):
     """What both versions of `resize` do."""
 
-    __slots__ = ()
     size: int | tuple[int, int]
     filter: Filter
 
@@ -94,12 +94,8 @@ class _Resize:
 
 
 @operation("resize", Parameter("size", side_or_size), Parameter("filter", _filter_1, "fast"))
-@dataclass(frozen=True, slots=True)
-class ResizeFast(_Resize):
+class ResizeFast(_Resize, frozen=True):
     """Version 1: its "antialias" is the filter "fast" of version 2."""
-
-    size: int | tuple[int, int]
-    filter: Filter
 
 
 @operation(
@@ -112,15 +108,11 @@ class ResizeFast(_Resize):
     gives="the same dtype [height, width, c]",
     refuses="a side would exceed 16,384 pixels",
 )
-@dataclass(frozen=True, slots=True)
-class Resize(_Resize):
+class Resize(_Resize, frozen=True):
     """Resized to [height, width], or so that the shorter side has `size` pixels and the aspect ratio stays.
     "bilinear", "bicubic" and "box" give Pillow's and torchvision's pixels (antialiased). "nearest" creates no
     new values: use it for masks. "fast" is close to "bilinear", and decodes a large JPEG at a smaller
     size."""
-
-    size: int | tuple[int, int]
-    filter: Filter
 
 
 def _shorter_to(side: int, height: int, width: int) -> tuple[int, int]:
@@ -131,8 +123,7 @@ def _shorter_to(side: int, height: int, width: int) -> tuple[int, int]:
 
 
 @operation("center_crop", Parameter("size", size))
-@dataclass(frozen=True, slots=True)
-class CenterCropFloor:
+class CenterCropFloor(msgspec.Struct, frozen=True):
     """Version 1: an odd margin is rounded down."""
 
     size: tuple[int, int]
@@ -173,11 +164,9 @@ class CenterCropFloor:
     gives="the same dtype [height, width, c]",
     refuses="the image is smaller than the crop",
 )
-class CenterCrop(CenterCropFloor):
+class CenterCrop(CenterCropFloor, frozen=True):
     """The central [height, width] pixels; a smaller image is a bad sample. Half of an odd margin is rounded
     to the even number, as torchvision does."""
-
-    __slots__ = ()
 
     @staticmethod
     def _half(margin: int) -> int:
@@ -197,8 +186,7 @@ _RATIO = Parameter("ratio", interval(0.0, 100.0), (0.75, 1.3333333333333333))
     random=True,
     moves=True,
 )
-@dataclass(frozen=True, slots=True)
-class RandomResizedCropFast:
+class RandomResizedCropFast(msgspec.Struct, frozen=True):
     """Version 1, with the filters "antialias" (which is "fast") and "nearest"."""
 
     size: tuple[int, int]
@@ -251,11 +239,9 @@ class RandomResizedCropFast:
     takes="[h, w, c] of uint8; of other dtypes as in `resize`",
     gives="the same dtype [height, width, c]",
 )
-class RandomResizedCrop(RandomResizedCropFast):
+class RandomResizedCrop(RandomResizedCropFast, frozen=True):
     """A random part of the image, with a share of the area in `scale` and width:height in `ratio`, resampled
     to `size` by a `filter` of `resize`; for masks, use "nearest"."""
-
-    __slots__ = ()
 
 
 def _rounded_root(value: float) -> int:

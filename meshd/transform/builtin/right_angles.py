@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     gives="the same dtype [h, w, c], or [w, h, c] after an odd number of turns",
     refuses="the image is not square, and `turns` is null",
 )
-@dataclass(frozen=True, slots=True)
-class Rotate90:
+class Rotate90(msgspec.Struct, frozen=True):
     """Rotated counter-clockwise by right angles: by a random number of them, which needs a square, or by the
     number `turns`."""
 

@@ -10,9 +10,9 @@ import base64
 import io
 import json
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 from PIL import Image
 
@@ -41,8 +41,7 @@ _RGB: Final = 2
 _ADOBE_RGB: Final = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiles:
+class _Tiles(msgspec.Struct, frozen=True):
     """How the tiles of a level are stored; numbers are those of TIFF's tags."""
 
     height: int
@@ -122,8 +121,7 @@ class _Tiles:
     refuses="damaged tiles, tiles of another size than the file says, or of other compressions than JPEG, "
     "JPEG 2000, WebP, deflate and none",
 )
-@dataclass(frozen=True, slots=True)
-class SlideWindow:
+class SlideWindow(msgspec.Struct, frozen=True):
     """A window of a level of a slide, put together from the tiles that it touches. `mesh.open_slides` adds
     it."""
 

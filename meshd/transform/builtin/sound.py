@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.builtin.array_ops import Window
@@ -159,8 +160,7 @@ class DecodeAudio:
         return _windowed(self, following)
 
 
-@dataclass(frozen=True, slots=True)
-class _MixedAudio:
+class _MixedAudio(msgspec.Struct, frozen=True):
     """decode_audio, fused with the `mono` that follows."""
 
     decode: DecodeAudio
@@ -191,8 +191,7 @@ def _windowed(decode: DecodeAudio | _MixedAudio, following: Operation) -> Operat
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowedAudio:
+class _WindowedAudio(msgspec.Struct, frozen=True):
     """decode_audio, fused with the window that follows: only the window is decoded."""
 
     decode: DecodeAudio | _MixedAudio
@@ -209,8 +208,7 @@ class _WindowedAudio:
 
 
 @operation("mono", takes="a sound [n, channels], or [n]", gives="a sound [n]")
-@dataclass(frozen=True, slots=True)
-class Mono:
+class Mono(msgspec.Struct, frozen=True):
     """The mean of all channels."""
 
     def infer(self, field: FieldType) -> FieldType:
@@ -264,8 +262,7 @@ class Resample:
     takes="a sound",
     gives="the same type",
 )
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(msgspec.Struct, frozen=True):
     """Louder or softer by a number of decibels drawn from [lowest, highest]; values beyond 1 are not
     clipped."""
 
@@ -289,8 +286,7 @@ class Gain:
     takes="a sound",
     gives="the same type",
 )
-@dataclass(frozen=True, slots=True)
-class NormalizeVolume:
+class NormalizeVolume(msgspec.Struct, frozen=True):
     """Scaled so that the peak, or the root of the mean square, is `db` decibels below or above 1. Silence
     stays silence."""
 
@@ -317,8 +313,7 @@ class NormalizeVolume:
     takes="a sound",
     gives="a sound, not longer",
 )
-@dataclass(frozen=True, slots=True)
-class TrimSilence:
+class TrimSilence(msgspec.Struct, frozen=True):
     """Without the silence at both ends, as librosa's `effects.trim` finds it: frames whose power is more
     than `db` decibels below that of the loudest frame. Of several channels, the loudest counts."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ _CHUNK = 1 << 14  # values that are computed at once: what stays in the CPU cach
 _KAISER_BETA = 14.769656459379492
 
 
-@dataclass(frozen=True, slots=True)
-class Resampler:
+class Resampler(msgspec.Struct, frozen=True):
     """Converts sounds from one rate to another; the rates are divided by their greatest common divisor.
 
     `taps` [new, width]: the filter of each of the `new` positions between two inputs. `first` [new]: where it

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.builtin.mel_scale import dct_matrix, decibels_of, mel_filters, natural_logs
@@ -324,8 +325,7 @@ class Mfcc(_Mel):
     takes="float32 [frames, bins], such as a mel spectrogram",
     gives="the same type",
 )
-@dataclass(frozen=True, slots=True)
-class SpecAugment:
+class SpecAugment(msgspec.Struct, frozen=True):
     """Bands of frames and of frequencies masked with `value`, or with the `mean` of the spectrogram. The
     width of each is drawn from 0…`time_width` frames (at most `time_share` of all) or 0…`frequency_width`
     bins, then its place from all that fit."""

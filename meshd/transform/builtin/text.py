@@ -12,6 +12,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from meshd.transform.errors import BadSampleError
@@ -54,8 +55,7 @@ def check_bytes(given: FieldType) -> None:
     gives="bytes: the text as UTF-8, without a byte order mark",
     refuses="not valid UTF-8, or more than 16 MiB",
 )
-@dataclass(frozen=True, slots=True)
-class Utf8:
+class Utf8(msgspec.Struct, frozen=True):
     """Valid UTF-8 text: checked, without a byte order mark, in the Unicode normal `form`, and with `strip`
     without white space at both ends. The normal forms are those of the node's Python."""
 

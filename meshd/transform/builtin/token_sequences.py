@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -46,8 +47,7 @@ def _check_sequence(field: FieldType) -> None:
     takes="an array [n, …]",
     gives="the same dtype [at most `length`, …]",
 )
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(msgspec.Struct, frozen=True):
     """At most `length` elements of the first axis; excess elements are removed at the `side`."""
 
     length: int
@@ -72,8 +72,7 @@ class Truncate:
     gives="the same dtype [`length`, …]: dense, if the other axes are",
     refuses="longer than `length` (put `truncate` before it)",
 )
-@dataclass(frozen=True, slots=True)
-class PadTo:
+class PadTo(msgspec.Struct, frozen=True):
     """Padded with `value` to `length` elements of the first axis, at the `side`."""
 
     length: int

@@ -14,8 +14,9 @@ be larger.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +36,7 @@ _WEIGHT: Final = 1 / 64
 _MASK: Final = (1 << 64) - 1
 
 
-@dataclass(slots=True)
-class Mean:
+class Mean(msgspec.Struct):
     """A moving mean; the first values count fully."""
 
     value: float = 0.0
@@ -50,8 +50,7 @@ class Mean:
             self.value += (total / count - self.value) * weight
 
 
-@dataclass(slots=True)
-class Candidate:
+class Candidate(msgspec.Struct):
     """A possible prefix of a field, as measured: totals of `calls` samples."""
 
     steps: int
@@ -113,8 +112,7 @@ def choose_prefix(
     return best if best is not None and by_steps[best] > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixStatus:
+class PrefixStatus(msgspec.Struct, frozen=True):
     """What was decided about a field. `cost`, `read`: seconds of computing its prefix for one sample and of
     reading the result back, of `bytes`; 0 if no op comes before the first random one.
     """
@@ -159,8 +157,7 @@ FILES: Final = 16
 """A limit has room for so many segments, at least: one that is dropped is a small part of what is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A limit in bytes. `taken`: bytes that count towards it; `others`: those of them that do not give way to
     the table; `why`: what to say when it is reached."""
 

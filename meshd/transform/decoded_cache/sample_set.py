@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnRows:
+class OwnRows(msgspec.Struct, frozen=True, eq=False):
     """The samples of which a node of a mesh builds the rows, if each node builds its own: `count` of them.
     `include` returns which of some samples they are, bool[n] (blocking). Another map has another object.
     """
@@ -22,8 +22,7 @@ class OwnRows:
     include: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSet:
+class SampleSet(msgspec.Struct, frozen=True):
     """The data set that sample numbers of rows refer to: `snapshot` is its hash, `count` its size.
 
     `limit`: bytes that the caller allows for results of this plan; None if the node decides. `bucket`: its

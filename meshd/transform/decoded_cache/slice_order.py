@@ -5,8 +5,9 @@ Law: an order is made for one slice and one process. What it does not allow is n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import FieldOrder, TableOrder
@@ -25,8 +26,7 @@ TOO_LARGE: Final = "a result is too large, or the disk is full"
 NOT_SETTLED: Final = "the kind of result was not seen often enough"
 
 
-@dataclass(slots=True)
-class SliceOrder:
+class SliceOrder(msgspec.Struct):
     """What a transform process is told about one slice: for each field, the steps and tables of its prefix.
 
     By table: the `segments` to append to, the `shares` of the samples to keep, the bytes `promised`, those
@@ -42,11 +42,11 @@ class SliceOrder:
     tables: tuple[tuple[Table, ...], ...]
     segments: dict[int, Segment]
     shares: dict[int, float]
-    rooms: dict[int, int] = field(default_factory=dict)
+    rooms: dict[int, int] = msgspec.field(default_factory=dict)
     promise: Callable[[Segment, int], None] = lambda segment, size: None
-    bounds: dict[int, str] = field(default_factory=dict)
-    promised: dict[int, int] = field(default_factory=dict)
-    refused: dict[int, str] = field(default_factory=dict)
+    bounds: dict[int, str] = msgspec.field(default_factory=dict)
+    promised: dict[int, int] = msgspec.field(default_factory=dict)
+    refused: dict[int, str] = msgspec.field(default_factory=dict)
 
     def fields(self, path: Callable[[str], int]) -> tuple[FieldOrder, ...]:
         """Return the part for the request; `path` returns the index of a path in it."""

@@ -8,9 +8,9 @@ bytes a sample.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from meshd.transform.decoded_cache import policy
@@ -39,8 +39,7 @@ MOST_WHOLE: Final = 1 / 16
 _WHOLE_WEIGHT: Final = 1 / 32
 
 
-@dataclass(slots=True, eq=False)
-class Segment:
+class Segment(msgspec.Struct, eq=False):
     """A file of entries of one table. `capacity`: bytes from which on it takes no more entries."""
 
     number: int
@@ -73,8 +72,7 @@ class Segment:
         return self.end + self.promised >= self.capacity
 
 
-@dataclass(slots=True)
-class _Judgement:
+class _Judgement(msgspec.Struct):
     """What was measured since the last one."""
 
     reads: int = 0
@@ -221,22 +219,20 @@ class Table:
         self.limit, self.limited_until = limit, now + LIMIT_SECONDS
 
 
-@dataclass(slots=True)
-class FieldChoice:
+class FieldChoice(msgspec.Struct):
     """The prefix of one field that is kept; `tables` by variant."""
 
     steps: int
-    digests: dict[int, str] = field(default_factory=dict)
-    tables: dict[int, Table] = field(default_factory=dict)
+    digests: dict[int, str] = msgspec.field(default_factory=dict)
+    tables: dict[int, Table] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class PlanState:
+class PlanState(msgspec.Struct):
     """What is known of a plan's prefixes. `fields`: the choices, None while its rows are measured."""
 
     samples: SampleSet
     measured: int = 0
-    candidates: dict[int, dict[tuple[int, int, str], Candidate]] = field(default_factory=dict)
+    candidates: dict[int, dict[tuple[int, int, str], Candidate]] = msgspec.field(default_factory=dict)
     fields: list[FieldChoice | None] | None = None
 
     @property

@@ -18,9 +18,9 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 
 import meshd
@@ -66,8 +66,7 @@ ENVIRONMENT: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxPolicy:
+class SandboxPolicy(msgspec.Struct, frozen=True):
     """The limits that a node sets for user ops.
 
     `hidden`: folders that no op may ever read. `seconds` per sample and `memory` in bytes: maximum, whatever

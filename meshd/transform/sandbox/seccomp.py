@@ -13,8 +13,9 @@ import errno
 import os
 import platform
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,8 +105,7 @@ _SECCOMP = ((157, 167), (317, 277))  # prctl, seccomp: to install the next filte
 _MISSING = ((435, 435), (437, 437))  # clone3, openat2: refused as unknown, so libc falls back to older calls
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
+class _Machine(msgspec.Struct, frozen=True):
     audit: int
     column: int
 

@@ -7,13 +7,13 @@ caches the modules it has loaded; the loader is set once, at startup.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
 
 from meshd.transform.assets import MissingAssetError, asset, no_assets
 from meshd.transform.errors import UnknownBuildError, UnknownOpError
@@ -43,8 +43,7 @@ FORMAT: Final = 1
 _KEPT: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class UserModule:
+class UserModule(msgspec.Struct, frozen=True):
     """A pushed module. `version` is `sha256:` plus the hash of the document.
 
     `name` is the name of the file and appears only in messages.
@@ -54,7 +53,7 @@ class UserModule:
     name: str
     source: bytes
     ops: Mapping[str, OpDeclaration]
-    wheels: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    wheels: Mapping[str, bytes] = msgspec.field(default_factory=dict)
     objects: tuple[SharedObject, ...] = ()
 
     @property
@@ -102,8 +101,7 @@ class UserOpRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class UserOperation:
+class UserOperation(msgspec.Struct, frozen=True):
     """An op of a module with its arguments, as chains run it."""
 
     module: UserModule

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from meshd.core.api_errors import store_errors
 from meshd.store.records import Record
@@ -46,8 +47,7 @@ _CONTENT: Final = 64 << 10
 """Files up to this size are read for expressions; the content of larger ones is none."""
 
 
-@dataclass(slots=True)
-class CachedLayout:
+class CachedLayout(msgspec.Struct):
     """A layout and its source. `objects`: the result of the scan; `revision`: the store's, before the scan.
 
     `checked`: shard keys, with the revision at which the members of the shard were last looked up.
@@ -57,7 +57,7 @@ class CachedLayout:
     layout: ShardLayout
     answered: Mapping[EvaluationKey, Value]
     revision: object
-    checked: dict[str, object] = field(default_factory=dict)
+    checked: dict[str, object] = msgspec.field(default_factory=dict)
 
 
 class ShardLayoutCache:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from meshd.core.frame_address import BlockAddress
 from meshd.core.plan_record import Plan
 from meshd.core.sample_locations import own_columns
@@ -36,8 +38,7 @@ _CHUNK_BYTES = 1 << 30
 _CLASSES = 10_000  # maximum of classes that are named in the attributes
 
 
-@dataclass(frozen=True)
-class FieldPlan:
+class FieldPlan(msgspec.Struct, frozen=True):
     """How one bytes field is rendered: its ops as a plan of their own."""
 
     name: str

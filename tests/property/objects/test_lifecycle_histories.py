@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import tempfile
 from itertools import groupby
 from pathlib import Path
@@ -146,7 +145,7 @@ def check(
 
 
 def shifted(version: ListedVersion, by: int) -> ListedVersion:
-    return dataclasses.replace(version, modified=version.modified + by)
+    return replace(version, modified=version.modified + by)
 
 
 @pytest.fixture(autouse=True, scope="module")
