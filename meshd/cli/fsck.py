@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from meshd.cli.inspect_store import store_options
-from meshd.cluster.data_dir_identity import IDENTITY_FILE
+from meshd.cluster.data_dir_identity import belongs_to_mesh
 from meshd.store.disks.data_dir_guards import clear_index_unreadable
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -71,7 +71,7 @@ def fsck(settings: StoreSettings, rebuild: bool, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"clean": report.clean, "rebuilt": rebuilt, "report": report}))
     else:
-        _say(report, rebuilt, in_mesh=(settings.data_dir / IDENTITY_FILE).exists())
+        _say(report, rebuilt, in_mesh=belongs_to_mesh(settings))
     if not report.clean or rebuilt.get("problems"):
         raise SystemExit(1)
 

@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from meshd.cluster.data_dir_identity import IDENTITY_FILE
+from meshd.cluster.data_dir_identity import belongs_to_mesh
 from meshd.config import ConfigError, load_settings
 from meshd.store.disks.layout import Disks, read_marker
 from meshd.store.engine.file_scan import DataFileScan
@@ -71,7 +71,7 @@ def store_options(command: Callable[..., Any]) -> Callable[..., Any]:
         except ConfigError as error:
             raise click.UsageError(str(error)) from error
         settings = node.store
-        if (settings.data_dir / IDENTITY_FILE).exists():  # of a mesh, whether or not its --control is given
+        if belongs_to_mesh(settings):  # whether or not its --control is given
             settings = replace(settings, tombstone_seconds=node.tombstone_ttl)
         try:
             return command(settings=settings, **rest)

@@ -6,6 +6,8 @@ store keeps a generation count per directory (`directories/NODE`). A directory w
 node has run on another one since, or this is an older disk image) is not trusted: the node compares its
 contents with the other owners as if it were empty. The same entry records the count at which the node last
 started or lost a process; the other owners then compare with it, since they may lack its last writes.
+Disks apart from the data directory have a copy of the file, without a count. A data directory that was lost
+gets it back from them; once its index is rebuilt, its contents are compared, too.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import msgspec
 
 from meshd.control.control_api import ABSENT, MESH_ID, ControlError, VersionConflictError
 from meshd.errors import StartupError
+from meshd.store.disks.layout import EXTENTS
 from meshd.store.disks.startup_recovery import refuse_orphaned_data
 from meshd.util import shared_counters
 from meshd.util.durable_directories import sync_directory
@@ -31,7 +34,7 @@ from meshwire.cluster import transitions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from meshd.config import NodeSettings
+    from meshd.config import NodeSettings, StoreSettings
     from meshd.control.cluster_map_store import ClusterMapStore
     from meshd.control.control_api import ControlStore
     from meshwire.cluster import ClusterMap
@@ -40,6 +43,7 @@ IDENTITY_FILE: Final = "cluster.json"
 DIRECTORIES_TOPIC: Final = "directories"
 MACHINES_TOPIC: Final = "machines"
 _EMPTY: Final = "is empty"
+_FROM_DISKS: Final = "was lost, and its index was rebuilt from the disks"
 _EVERY: Final = 3600.0  # seconds between two counts
 _DEATH_CHECK: Final = 1.0  # seconds
 _log = logging.getLogger("meshd.cluster")
@@ -63,7 +67,10 @@ class NodeIdentity:
 
 def read_identity(data_dir: Path) -> NodeIdentity | None:
     """Reads the identity of a directory; None if it has none yet. Raises StartupError."""
-    path = data_dir / IDENTITY_FILE
+    return _read(data_dir / IDENTITY_FILE)
+
+
+def _read(path: Path) -> NodeIdentity | None:
     try:
         document = json.loads(path.read_bytes())
         mesh, node_id, directory = (str(document[name]) for name in ("mesh", "node_id", "directory"))
@@ -76,13 +83,62 @@ def read_identity(data_dir: Path) -> NodeIdentity | None:
         ) from None
 
 
-def require_single_node(data_dir: Path) -> None:
-    """Raises StartupError if the directory belongs to a mesh node but the node was started without a mesh."""
-    found = read_identity(data_dir)
-    if found is not None:
-        raise StartupError(
-            f"{data_dir} belongs to node {found.node_id} of a mesh; start it with its previous --control"
-        )
+def require_single_node(settings: StoreSettings) -> None:
+    """Raises StartupError if a directory belongs to a mesh node but the node was started without a mesh."""
+    own = {settings.data_dir: read_identity(settings.data_dir)}
+    for path, found in (own | _copies(settings)).items():
+        if found is not None:
+            raise StartupError(
+                f"{path} belongs to node {found.node_id} of a mesh; start it with its previous --control"
+            )
+
+
+def belongs_to_mesh(settings: StoreSettings) -> bool:
+    """Returns True if the data directory or one of its disks belongs to a node of a mesh."""
+    return (settings.data_dir / IDENTITY_FILE).exists() or bool(_copies(settings))
+
+
+def copy_identity(settings: StoreSettings) -> None:
+    """Copies the identity of the data directory to its disks (blocking); one that fails is left out."""
+    found = read_identity(settings.data_dir)
+    if found is None:
+        return
+    copy, present = replace(found, count=0), _copies(settings)
+    for disk in _other_disks(settings):
+        base = disk / EXTENTS
+        if present.get(disk) == copy or not os.path.isdir(base):
+            continue
+        try:
+            _write(base / IDENTITY_FILE, copy)
+        except OSError as error:
+            _log.warning("cannot write a copy of %s: %s", IDENTITY_FILE, error)
+
+
+def restore_identity(settings: StoreSettings) -> None:
+    """Writes the identity of a data directory that has none from the copies on its disks, if there are any
+    (blocking). Raises StartupError, OSError."""
+    if read_identity(settings.data_dir) is not None or not (found := _copies(settings)):
+        return
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{disk} of {identity.node_id}" for disk, identity in found.items())
+        raise StartupError(f"the disks belong to different data directories ({told}); check --disk")
+    disk, identity = next(iter(found.items()))
+    _log.warning("%s has no %s: restored from %s", settings.data_dir, IDENTITY_FILE, disk)
+    _write(settings.data_dir / IDENTITY_FILE, identity)
+
+
+def _copies(settings: StoreSettings) -> dict[Path, NodeIdentity]:
+    """Returns the readable copies by disk."""
+    copies = {}
+    for disk in _other_disks(settings):
+        with suppress(StartupError):
+            if (found := _read(disk / EXTENTS / IDENTITY_FILE)) is not None:
+                copies[disk] = found
+    return copies
+
+
+def _other_disks(settings: StoreSettings) -> list[Path]:
+    return [disk for disk in settings.disks if disk != settings.data_dir]
 
 
 async def establish_identity(
@@ -157,7 +213,7 @@ async def increment_generation(
     to compare with this node. Raises ControlError, OSError."""
     known = await _read_generation(control, identity.node_id)
     counted = replace(identity, count=max(identity.count, known.count if known else 0) + 1)
-    await asyncio.to_thread(_write, data_dir, counted)
+    await asyncio.to_thread(_write, data_dir / IDENTITY_FILE, counted)
     since = counted.count if started else known.started if known else 0
     value = msgspec.json.encode(_Generation(counted.directory, counted.count, since))
     await control.put(f"{DIRECTORIES_TOPIC}/{counted.node_id}", value)
@@ -204,6 +260,8 @@ def _outdated(found: NodeIdentity, known: _Generation | None) -> str:
         return ""
     if known.directory != found.directory:
         return f"is not the directory that {found.node_id} last ran on"
+    if found.count == 0:
+        return _FROM_DISKS
     return "is an older image of that directory" if known.count > found.count else ""
 
 
@@ -251,6 +309,11 @@ def _remedy(settings: NodeSettings, why: str) -> str:
             "start it on its previous directory, or give those objects up with "
             f"`mesh cluster lost {settings.node_id} --anyway`"
         )
+    if why == _FROM_DISKS:
+        return (
+            "bring the other nodes back first. If the disks have the latest data that there is, start once "
+            f"with --lost-disk {settings.store.data_dir}"
+        )
     return (
         "start it on the directory it last ran on, or bring the other nodes back first. If that directory "
         f"and its data are lost for good, start once with --lost-disk {settings.store.data_dir}"
@@ -268,8 +331,7 @@ def _has_index(settings: NodeSettings) -> bool:
     return index.is_dir() and any(entry not in others for entry in index.iterdir())
 
 
-def _write(data_dir: Path, identity: NodeIdentity) -> None:
-    path = data_dir / IDENTITY_FILE
+def _write(path: Path, identity: NodeIdentity) -> None:
     new = path.with_suffix(".new")
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -277,4 +339,4 @@ def _write(data_dir: Path, identity: NodeIdentity) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    sync_directory(data_dir)  # otherwise a power failure may bring back an older count
+    sync_directory(path.parent)  # otherwise a power failure may bring back an older count

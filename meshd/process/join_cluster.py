@@ -12,7 +12,12 @@ import logging
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.data_dir_identity import establish_identity, read_identity, recorded_machine
+from meshd.cluster.data_dir_identity import (
+    establish_identity,
+    read_identity,
+    recorded_machine,
+    restore_identity,
+)
 from meshd.cluster.membership import id_in_use_message
 from meshd.cluster.node_lease import node_lease_name
 from meshd.control.buckets import BucketTable
@@ -48,6 +53,7 @@ ROOT_MADE: Final = "root-made"
 def join_cluster(settings: NodeSettings, *, root_given: bool) -> None:
     """Found the cluster, or join it. `root_given`: the environment sets the root key pair. Raises
     StartupError, ControlError."""
+    restore_identity(settings.store)
     with closing(open_control(settings, SystemClock())) as control:
         asyncio.run(_join(control, settings, root_given))
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from meshd.cluster.data_dir_identity import require_single_node
+from meshd.cluster.data_dir_identity import copy_identity, require_single_node
 from meshd.cluster.repair.scrub_scheduler import publish_disks
 from meshd.config import ConfigError
 from meshd.control.buckets import BucketTable
@@ -139,7 +139,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     _warn_of_frame_cache(settings.transform.frame_cache_bytes)
     require_readable_index(settings.store)
     if settings.cluster.control is None:
-        require_single_node(settings.store.data_dir)
+        require_single_node(settings.store)
     else:
         given = has_environment_credentials(env)
         _in_child("joining", lambda _: join_cluster(settings, root_given=given))
@@ -354,6 +354,7 @@ def _recover(settings: NodeSettings, people: _Accounts) -> None:
     if lost:
         _log.error("versions lost their data with a disk", extra={"number": lost})
     recover_cache(settings.cache_store)
+    copy_identity(settings.store)
     people.store()
     forget_writes_through(settings)
 
