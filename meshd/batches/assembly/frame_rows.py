@@ -175,7 +175,14 @@ def slice_of(plan: Plan, address: FrameAddress) -> RankSlice:
             plan.spec.tail,
         )
     except PlanError as error:
-        raise invalid_plan(error) from error
+        raise _outside(plan, error) from error
+
+
+def _outside(plan: Plan, error: PlanError) -> BatchError:
+    """Return the error for an address outside the epoch, with the positions of an epoch for programs."""
+    refused = invalid_plan(error)
+    refused.detail["positions"] = plan.positions
+    return refused
 
 
 def _chosen_rows(address: RowsAddress, plan: Plan) -> Rows:
@@ -217,7 +224,7 @@ def count_rows(address: Address, plan: Plan) -> int:
         whole = batch_rows(plan.positions, address.batch, address.origin, address.step, plan.spec.tail)
         first, end = rank_rows(whole, address.rank, address.world)
     except PlanError as error:
-        raise invalid_plan(error) from error
+        raise _outside(plan, error) from error
     if end - first > MAX_FRAME_ROWS:
         raise BatchError(
             "TooLarge",

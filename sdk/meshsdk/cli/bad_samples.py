@@ -14,7 +14,7 @@ from meshsdk.cli.command_base import EXIT_FAILED, shared_options
 from meshsdk.cli.documents import whole_hash
 from meshsdk.client.native_api import bad_samples
 from meshsdk.client.request import Request
-from meshsdk.errors import ConfigurationError
+from meshsdk.errors import ConfigurationError, InvalidPlanError
 from meshsdk.loader.epoch_iterator import FrameAddress
 from meshwire.frame import tensor_frame
 from meshwire.frame.sample_frames import SampleFrame
@@ -76,11 +76,15 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
     """
     with session.make_client() as client:
         address = FrameAddress(whole_hash(client, "plans", plan), epoch, 0, 0, 1, 1, origin=position)
-        if save is not None:
-            _save(session, client, address, save)
         try:
+            if save is not None:
+                _save(session, client, address, save)
             arrays = tensor_frame.tensor_views(client.transport.text(address.request()))
             status = [tensor_frame.Status(value).name.lower() for value in arrays["__status"].tolist()]
+        except InvalidPlanError as error:
+            if (told := _past_end(error, position)) is None:
+                raise
+            raise told from error
         except (tensor_frame.FrameError, KeyError, ValueError) as error:
             raise ConfigurationError(
                 f"the response is not a frame ({error}); check that the endpoint is a meshd"
@@ -102,6 +106,17 @@ def replay(session: Session, plan: str, position: int, epoch: int, save: Path | 
         record |= {"key": reason.key, "op": reason.op, "error": reason.error}
     session.show(text, **record)
     return 0 if outcome == "ok" else EXIT_FAILED
+
+
+def _past_end(error: InvalidPlanError, position: int) -> ConfigurationError | None:
+    """Return the error for a position that the epoch does not have; None if that is not the reason."""
+    positions = error.detail.get("positions")
+    if not isinstance(positions, int) or position < positions:
+        return None
+    return ConfigurationError(
+        f"position {position} is past the end: an epoch of this plan has {positions} positions, "
+        f"0 to {positions - 1}"
+    )
 
 
 def _reason(client: Client, address: FrameAddress) -> BadSample | None:
