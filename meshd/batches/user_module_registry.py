@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,6 +49,13 @@ _MODULE_HELP: Final = (
     "everything that it does not define itself, such as `op` from meshsdk.userops. If the nodes lack a "
     "library, send it with the module (mesh op push --wheel NAME), or install it beside meshd on every node"
 )
+_DECORATOR_HELP: Final = (
+    "a function becomes an op by the decorator `op` from meshsdk.userops, which takes the types of input and "
+    "output by name: write `from meshsdk.userops import image, op` at the top of the file and "
+    "`@op(input=image('h', 'w', 3), output=image('h', 'w', 3))` above the function, whose own arguments are "
+    "keyword-only parameters (docs/userops.md)"
+)
+_ABOUT_DECORATOR: Final = re.compile(r"^ops: |^\s*@[\w.]*op\b|PlanError: |name 'op' |from 'meshsdk", re.M)
 _AT_A_TIME = 2  # modules whose declarations one worker reads at a time
 
 
@@ -190,7 +198,7 @@ class UserModules:
                 raise BatchError(
                     "InvalidPlan",
                     f"{name}.py cannot be used: {error}",
-                    help="" if str(error).startswith("SyntaxError") else _MODULE_HELP,
+                    help=_help_for(str(error)),
                 ) from error
 
     def _check_limits(self, ops: Mapping[str, OpDeclaration]) -> None:
@@ -267,6 +275,13 @@ class UserModules:
 
 def _need(action: str, module: str) -> RequiredAction:
     return RequiredAction(action, arn=f"arn:aws:mesh:::op/{module}")
+
+
+def _help_for(error: str) -> str:
+    """Return what to do about a module that cannot be used."""
+    if error.startswith("SyntaxError"):
+        return ""
+    return _DECORATOR_HELP if _ABOUT_DECORATOR.search(error) else _MODULE_HELP
 
 
 def _decoded_source(source: bytes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Never, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MARK: Final = "__mesh_op__"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_EXAMPLE: Final = "@op(input=image('h', 'w', 3), output=image('h', 'w', 3))"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -56,7 +57,7 @@ def image(
 
 
 def op(
-    *,
+    *unnamed: Never,
     input: ValueType | None = None,
     output: ValueType | None = None,
     inputs: Mapping[str, ValueType] | None = None,
@@ -77,13 +78,15 @@ def op(
     function returns.
     """
 
+    if unnamed:
+        raise TypeError(f"op takes its types by name: write {_EXAMPLE}")
     _check_types((("input", input), ("output", output)), (("inputs", inputs), ("outputs", outputs)))
     if inputs and outputs and input is None and output is None:
         first, made = next(iter(inputs.values())), next(iter(outputs.values()))
     elif input is not None and output is not None and inputs is None and outputs is None:
         first, made = input, output
     else:
-        raise TypeError("declare input= and output=, or for several fields inputs={…} and outputs={…}")
+        raise TypeError(f"write {_EXAMPLE}, or for several fields inputs={{…}} and outputs={{…}}")
 
     def mark(function: _F) -> _F:
         summary = (function.__doc__ or "").strip().split("\n")[0]

@@ -357,12 +357,26 @@ def test_a_draft_is_only_taken_by_its_version(client: Client, pushed: op_catalog
         dataset(client).map(ops.decode("image"), ops.user("only/brighten", "image")).plan()
 
 
+IMPORT = b"from meshsdk.userops import BYTES, image, op\n"
+WRITE = (
+    r"(?s:.*)`from meshsdk.userops import image, op` at the top .* `@op\(input=image\('h', 'w', 3\), output="
+)
+
+
 @pytest.mark.parametrize(
     ("name", "source", "reason"),
     [
         ("Mine", SOURCE, "not a valid module name"),
         ("a/b", SOURCE, "not a valid module name"),
         ("mine", b"x = 1", "decorate functions with @op"),
+        ("mine", b"def f(value): return value", WRITE),
+        ("mine", IMPORT + b"@op\ndef f(value): return value", f"takes its types by name: .*{WRITE}"),
+        ("mine", IMPORT + b"@op(BYTES, BYTES)\ndef f(value): return value", f"types by name: .*{WRITE}"),
+        ("mine", IMPORT + b"@op(input=BYTES)\ndef f(value): return value", WRITE),
+        ("mine", IMPORT + b"@op(input=BYTES, output=BYTES, p=1)\ndef f(v): return v", WRITE),
+        ("mine", b"import meshsdk as mesh\n@mesh.op\ndef f(value): return value", WRITE),
+        ("mine", b"@op(input=1)\ndef f(value): return value", WRITE),
+        ("mine", b"import nosuchlibrary", r"nosuchlibrary.*--wheel NAME"),
         ("mine", b"def f(:\n", r"SyntaxError.*InvalidPlan\]$"),
         ("mine", b"from meshsdk import op", "`op` from meshsdk.userops"),
         ("mine", b"import socket\nsocket.create_connection(('127.0.0.1', 9))", "PermissionError"),

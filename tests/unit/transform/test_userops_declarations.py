@@ -77,6 +77,12 @@ def test_signatures_that_say_too_little_are_refused() -> None:
             TypeError, match="outputs= is a dictionary of types by the names of the parameters"
         ):
             op(inputs=given, outputs=wrong)
+    untyped: Any = op
+    for unnamed in ((lifted,), (BYTES, BYTES)):
+        with pytest.raises(TypeError, match=r"types by name: write @op\(input=image"):
+            untyped(*unnamed)
+    with pytest.raises(TypeError, match=r"write @op\(input=image.*, or for several fields inputs="):
+        op(input=BYTES)
     with pytest.raises(TypeError, match="first parameter"):
 
         @op(input=BYTES, output=BYTES)
