@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -189,13 +190,14 @@ _DEADLINE = 600.0  # seconds to wait for an unavailable node
 
 
 @click.command()
-@click.option(
-    "--part", "parts", multiple=True, required=True, help="NAME=SHARE, such as train=0.9; repeatable."
-)
+@click.option("--part", "parts", multiple=True, help="NAME=SHARE, such as train=0.9; repeatable. [required]")
 @click.option("--by", default="name", show_default=True, help="Samples with the same value stay together.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the hash.")
 @dataset_options
-def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed: int) -> None:
+@click.argument("bare", nargs=-1, metavar="")  # shares without --part
+def split(
+    session: Session, opened: Opening, bare: Sequence[str], parts: Sequence[str], by: str, seed: int
+) -> None:
     """Split a dataset into parts, such as train and val. A hash of a sample's name (or of --by) determines
     its part, so it stays there when samples are added.
 
@@ -207,9 +209,7 @@ def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed
     mesh split s3://scans/ --part train=0.9 --part test=0.1 --by 'part(name, "_", 0)'
     mesh stats s3://photos/train/ --snapshot HASH
     """
-    shares = dict(_share("--part", part, "train=0.9") for part in parts)
-    if len(shares) < len(parts):
-        raise ConfigurationError("--part: two parts have the same name")
+    shares = _part_shares(bare, parts)
     from meshsdk.datasets.split_mix import split as cut
 
     with session.make_client() as client, session.logged_steps("split", opened.steps + len(shares)) as done:
@@ -224,6 +224,37 @@ def split(session: Session, opened: Opening, parts: Sequence[str], by: str, seed
             share=round(share, 6),
             snapshot=part.snapshot.hash,
         )
+    if left := len(ds) - sum(map(len, found.values())):
+        rest = 1 - sum(Fraction(str(share)) for share in shares.values())
+        session.tell(
+            f"{left} of {len(ds)} samples are in no part, because the shares add up to less than 1; for a "
+            f"part of them, add --part rest={float(rest):g}"
+        )
+
+
+def _part_shares(bare: Sequence[str], parts: Sequence[str]) -> dict[str, float]:
+    """Return the share of each part. Raises ConfigurationError, with the options to write."""
+    if bare or not parts:
+        given = [*parts, *bare] if all("=" in text for text in bare) else []
+        write = _part_options(given or ["train=0.9", "val=0.1"])
+        raise ConfigurationError(f"split: each part is an option of its own: write {write}")
+    shares = dict(_share("--part", part, "train=0.9") for part in parts)
+    if len(shares) < len(parts):
+        raise ConfigurationError("--part: two parts have the same name")
+    from meshsdk.datasets.split_mix import proportional_fractions
+
+    total = sum(Fraction(str(share)) for share in shares.values())
+    if total > 1 or min(shares.values()) <= 0:
+        suggested = proportional_fractions(shares) or {"train": 0.9, "val": 0.1}
+        write = _part_options([f"{name}={share:g}" for name, share in suggested.items()])
+        raise ConfigurationError(
+            f"{_part_options(parts)}: each share must be above 0 and their sum at most 1: write {write}"
+        )
+    return shares
+
+
+def _part_options(parts: Sequence[str]) -> str:
+    return " ".join(f"--part {part}" for part in parts)
 
 
 @click.command()

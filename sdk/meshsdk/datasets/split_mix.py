@@ -69,6 +69,17 @@ def split(
     return parts
 
 
+def proportional_fractions(fractions: Mapping[str, float]) -> dict[str, float] | None:
+    """Return fractions in the same ratio whose sum is 1, such as 0.8 and 0.2 for 80 and 20; None if there
+    are none of at most four digits."""
+    exact = [Fraction(str(fraction)) for fraction in fractions.values()]
+    if not exact or min(exact) <= 0:
+        return None
+    rounded = [round(float(fraction / sum(exact)), 4) for fraction in exact]
+    found = dict(zip(fractions, rounded, strict=True))
+    return found if min(rounded) > 0 and sum(Fraction(str(each)) for each in rounded) == 1 else None
+
+
 def _edges(fractions: Mapping[str, float]) -> list[int]:
     """Return the hash values at which each split begins and the last one ends.
 
@@ -80,9 +91,10 @@ def _edges(fractions: Mapping[str, float]) -> list[int]:
     except ValueError as error:
         raise ConfigurationError(f"split: {told}: expected fractions such as train=0.9, val=0.1") from error
     if not exact or min(exact) <= 0 or sum(exact) > 1:
+        suggested = proportional_fractions(fractions) or {"train": 0.9, "val": 0.1}
+        write = ", ".join(f"{name}={fraction}" for name, fraction in suggested.items())
         raise ConfigurationError(
-            f"split: {told}: each fraction must be above 0 and their sum at most 1, such as "
-            "train=0.9, val=0.1"
+            f"split: {told}: each fraction must be above 0 and their sum at most 1: write {write}"
         )
     return [int(edge * _VALUES) for edge in itertools.accumulate(exact, initial=Fraction(0))]
 

@@ -321,7 +321,9 @@ def test_who_waits_sees_how_far_it_is(
     assert terminal.getvalue() == ""
 
 
-def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
+def test_datasets_are_split_and_mixed(
+    mesh: Any, s3: Any, bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     for number in range(40):
         s3.put_object(Bucket=bucket, Key=f"{'web' if number < 30 else 'books'}/{number:02}.txt", Body=b"text")
     parts = lines(mesh("--json", "split", f"s3://{bucket}/", "--part", "train=0.7", "--part", "val=0.3"))
@@ -335,12 +337,29 @@ def test_datasets_are_split_and_mixed(mesh: Any, s3: Any, bucket: str) -> None:
     )
     assert "train=0.9" in mesh("split", f"s3://{bucket}/", "--part", "train", code=2)
     assert "the same name" in mesh("split", f"s3://{bucket}/", "--part", "a=0.5", "--part", "a=0.5", code=2)
+    whole = "--part", "train=0.8", "--part", "val=0.2"
+    for wrong in (
+        ("train=0.8", "val=0.2"),
+        ("--part", "train=0.8", "val=0.2"),
+        ("--part", "train=80", "--part", "val=20"),
+    ):
+        assert " ".join(("write", *whole)) in mesh("split", f"s3://{bucket}/", *wrong, code=2)
+    for unclear in ((), ("val",), ("--part", "a=0.9", "--part", "b=0")):
+        assert "write --part train=0.9 --part val=0.1" in mesh("split", f"s3://{bucket}/", *unclear, code=2)
+    for parts_given, hint in (
+        (whole[:2], "to less than 1; for a part of them, add --part rest=0.2\n"),
+        (whole, ""),
+    ):
+        capfd.readouterr()
+        assert run(["split", f"s3://{bucket}/", *parts_given]) == 0
+        told = capfd.readouterr().err
+        assert ("of 40 samples are in no part" in told, hint in told) == (bool(hint), True)
     of_pinned = ("--snapshot", val["snapshot"], "--field", "text=txt")
     assert "--field" in mesh("stats", f"s3://{bucket}/", *of_pinned, code=2)
 
     urls = f"s3://{bucket}/web/=0.5", f"s3://{bucket}/books/=0.5"
-    whole, web, books = lines(mesh("--json", "mix", *urls, "--epochs", "3"))
-    assert (whole["positions"], web["positions"], books["positions"]) == (40, 60, 60)
+    mixed, web, books = lines(mesh("--json", "mix", *urls, "--epochs", "3"))
+    assert (mixed["positions"], web["positions"], books["positions"]) == (40, 60, 60)
     assert (web["least"], web["most"], books["least"], books["most"]) == (2, 2, 6, 6)
     assert "of 10 samples 2 times" in mesh("mix", *urls)
     assert "two or more datasets" in mesh("mix", urls[0], code=2)
@@ -463,6 +482,10 @@ def test_bad_samples_are_listed_and_replayed(
     assert (outcome["status"], outcome["key"], outcome["op"]) == ("substituted", entry["key"], entry["op"])
     assert sorted(len(path.read_bytes()) for path in folder.iterdir()) == [50, len(good)]
     mesh("replay", "0" * 64, 0, code=3)
+    for beyond, options in ((6, ()), (1000, ()), (6, ("--save", folder))):
+        assert mesh("replay", plan, beyond, *options, code=2) == (
+            f"mesh: position {beyond} is past the end: an epoch of this plan has 6 positions, 0 to 5\n"
+        )
     mesh("bad", "ls", "0" * 64, code=3)
     mesh("bad", "ls", "no-plan", code=2)
     told = mesh("op", "test", "resize size=8", "--before", "decode", f"s3://{bucket}/a/0.png")
