@@ -36,6 +36,10 @@ class ClockComparison(msgspec.Struct, frozen=True):
             return self.ahead[node_id]
         return -max(self.ahead.values(), key=abs)
 
+    def refused(self) -> Mapping[str, int]:
+        """Returns the entries of `ahead` from which on nodes refuse each other's requests."""
+        return {node_id: ahead for node_id, ahead in self.ahead.items() if abs(ahead) >= MAX_SKEW}
+
 
 def compare_clocks(ahead: Mapping[str, float]) -> ClockComparison:
     """Compares clocks, given how many seconds each is ahead of the local clock, which is included with 0."""

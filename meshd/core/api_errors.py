@@ -201,7 +201,9 @@ def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
         return NotCachedHereError()
     if isinstance(error, errors.NotReplicatedError | errors.StaleEpochError):
         log.warning("write not acknowledged: %s", error)
-        return S3Error("SlowDown", _NOT_REPLICATED)
+        return S3Error(
+            "SlowDown", str(error) if isinstance(error, errors.ClocksDifferError) else _NOT_REPLICATED
+        )
     if isinstance(error, errors.CorruptExtentError) and (known := error.name or name):
         return S3Error("InternalError", f"{known} is damaged on disk; put the same bytes again.")
     return S3Error(_CODES.get(type(error), "InternalError"))

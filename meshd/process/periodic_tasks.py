@@ -52,6 +52,7 @@ from meshd.views.transform_results import ResultEvictor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from meshd.cluster.clock_skew import ClockComparison
     from meshd.process.child_process import ChildReporter
     from meshd.process.wiring.node_context import NodeContext
     from meshd.store.store import Store
@@ -161,7 +162,7 @@ def coordinator_tasks(node: NodeContext) -> list[PeriodicTask]:
         PeriodicTask("activity", INTERVAL, lambda: asyncio.to_thread(record_activity, history, node.clock)),
         PeriodicTask("measure", 15.0, lambda: asyncio.to_thread(measure_store, node)),
         PeriodicTask("memory", 15.0, lambda: asyncio.to_thread(measure_memory)),
-        PeriodicTask("others", 30.0, lambda: measure_peers(node)),
+        PeriodicTask("others", 30.0, PeerMeasurement(node).measure),
         PeriodicTask("disks", 5.0, lambda: watch_disks(node)),
         PeriodicTask("gone disks", 0.5, lambda: replace_disks(node)),
         PeriodicTask("reserves", 15.0, lambda: asyncio.to_thread(make_reserves, _store_directories(node))),
@@ -301,12 +302,39 @@ def record_activity(history: ActivityHistory, clock: Clock) -> None:
     history.append(clock.now_ms(), collect_history())
 
 
-async def measure_peers(node: NodeContext) -> None:
-    """Publish the number of peers whose certificates this node refuses, and this node's clock skew. Neither
-    shows on connections that are already open. In a large mesh, it looks at others each time."""
-    seen = await survey_peers(node.mesh, node.peers, node.clock, most=_SURVEYED)
-    metrics.cluster_refused.set(len(seen.refused))
-    metrics.cluster_clock_ahead.set(compare_clocks(seen.ahead).skew_of(node.mesh.node_id))
+class PeerMeasurement:
+    """Publishes the number of peers whose certificates this node refuses, and this node's clock skew. Neither
+    shows on connections that are already open. In a large mesh, it looks at others each time.
+
+    Clocks that make nodes refuse each other's requests are logged when they are first seen to differ."""
+
+    def __init__(self, node: NodeContext) -> None:
+        self._node = node
+        self._logged: frozenset[str] = frozenset()
+
+    async def measure(self) -> None:
+        """Measure once."""
+        node = self._node
+        seen = await survey_peers(node.mesh, node.peers, node.clock, most=_SURVEYED)
+        clocks = compare_clocks(seen.ahead)
+        metrics.cluster_refused.set(len(seen.refused))
+        metrics.cluster_clock_ahead.set(clocks.skew_of(node.mesh.node_id))
+        self._log_skew(clocks)
+
+    def _log_skew(self, clocks: ClockComparison) -> None:
+        """Log each clock once for as long as it is wrong. One that was not looked at this time is kept."""
+        wrong = clocks.refused()
+        compared_with = "those of most nodes" if clocks.agree else f"that of {self._node.mesh.node_id}"
+        for node_id, ahead in wrong.items():
+            if node_id not in self._logged:
+                _log.warning(
+                    "the clock of node %s is %d s %s %s, so nodes refuse each other's requests",
+                    node_id,
+                    abs(ahead),
+                    "ahead of" if ahead > 0 else "behind",
+                    compared_with,
+                )
+        self._logged = (self._logged - clocks.ahead.keys()) | wrong.keys()
 
 
 def _first_copies(node: NodeContext, bucket: str) -> bytes | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.rpc.http_connection import PeerUnreachableError
+from meshd.rpc.peer_clock import REFUSED_CODE, describe_skew
 from meshd.rpc.peer_connector import CONNECT_TIMEOUT, PeerConnector
 from meshd.rpc.peer_rpc import (
     END_MARKER,
@@ -55,7 +56,14 @@ _MAX_IDLE = 128  # idle connections per node
 _IDLE_SECONDS = 20.0  # seconds for which an idle connection is reused; servers close theirs later
 _BACKLOG = 1 << 20  # bytes of a response that may wait for their reader
 
-__all__ = ["PeerClient", "PeerRefusedError", "PeerResponse", "PeerUnreachableError", "StaleMapError"]
+__all__ = [
+    "PeerClient",
+    "PeerClockError",
+    "PeerRefusedError",
+    "PeerResponse",
+    "PeerUnreachableError",
+    "StaleMapError",
+]
 
 
 class PeerRefusedError(MeshdError):
@@ -64,6 +72,10 @@ class PeerRefusedError(MeshdError):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message or code)
         self.status, self.code, self.message = status, code, message
+
+
+class PeerClockError(PeerRefusedError):
+    """A node refused a call because its clock differs from the local one. The message names both nodes."""
 
 
 class StaleMapError(MeshdError):
@@ -251,7 +263,7 @@ class PeerClient:
                 await _either(sending, answer)
             await answer.wait_head()
             if answer.status >= 400:
-                raise await _refusal(answer)
+                raise await self._refusal(node, answer)
             yield answer
         finally:
             if sending is not None:
@@ -354,6 +366,21 @@ class PeerClient:
         wire.send_request(answer, head, patience=patience, head_only=method == "HEAD", more=whole is None)
         return wire
 
+    async def _refusal(self, node: Node, answer: PeerResponse) -> MeshdError:
+        if answer.status == 421:
+            version = answer.headers.get(MAP_HEADER, "")
+            return StaleMapError(int(version) if version.isdigit() else 0)
+        body = await answer.read_body()
+        try:
+            error = msgspec.json.decode(body)["error"]
+            code, message = str(error["code"]), str(error["message"])
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return PeerRefusedError(answer.status, "", f"the node answered {answer.status}")
+        if code == REFUSED_CODE:
+            skew = describe_skew(node.node_id, self.node_id, answer.headers, self._clock.now_ms())
+            return PeerClockError(answer.status, code, skew)
+        return PeerRefusedError(answer.status, code, message)
+
     def _head(self, node: Node, method: str, target: str, length: int | None, pool: str) -> bytes:
         path, _, query = target.partition("?")
         headers = {"host": urlsplit(node.endpoint).netloc, MAP_HEADER: str(self._map_version())}
@@ -411,15 +438,3 @@ async def _send_pieces(wire: HttpConnection, body: AsyncIterable[bytes]) -> None
         await wire.drain()
     wire.send_body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(END_MARKER), END_MARKER))
     wire.finish_body()
-
-
-async def _refusal(answer: PeerResponse) -> MeshdError:
-    if answer.status == 421:
-        version = answer.headers.get(MAP_HEADER, "")
-        return StaleMapError(int(version) if version.isdigit() else 0)
-    body = await answer.read_body()
-    try:
-        error = msgspec.json.decode(body)["error"]
-        return PeerRefusedError(answer.status, str(error["code"]), str(error["message"]))
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return PeerRefusedError(answer.status, "", f"the node answered {answer.status}")

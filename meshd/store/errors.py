@@ -91,6 +91,11 @@ class NotReplicatedError(StoreError):
     primary. The write may or may not have taken effect: try again shortly."""
 
 
+class ClocksDifferError(NotReplicatedError):
+    """A node that must take part in a write refuses requests because its clock differs. The text names it and
+    is for clients."""
+
+
 class NotPrimaryError(NotReplicatedError):
     """Another node is the primary of the name now, and nothing was changed: send the write to that node."""
 

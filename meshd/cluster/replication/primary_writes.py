@@ -26,12 +26,13 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
+from meshd.cluster.replication.clock_errors import skew_error
 from meshd.cluster.replication.full_nodes import is_full, nothing_changed
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites
 from meshd.errors import MeshdError
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PeerClockError, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import (
     ConditionFailedError,
@@ -74,6 +75,7 @@ _NOT_FOUND: Final = 404
 _FORWARD_TIMEOUT: Final = 15.0  # seconds after which a write without a primary is given up
 _NAMES_AT_ONCE: Final = 256  # names whose handover is waited for together
 _PAUSE: Final = 0.05
+_UNKNOWN: Final = "the write may or may not have taken effect; try again"
 _MAP_WAIT: Final = 2.0  # seconds to wait for a map that another process of this node already has
 
 
@@ -259,12 +261,14 @@ class PrimaryHandover:
             answers = await asyncio.gather(*[self._ask(node, bucket, key, version) for node in nodes])
             if self.observe_map() != version:
                 continue
-            if all(answers):
+            if all(answer is True for answer in answers):
                 if len(self._done) >= _MAX_NAMES:
                     self._done.clear()  # later writes ask again
                 self._done.add((bucket, key))
                 return
             if self._clock.monotonic() > deadline:
+                if skew := skew_error(answers, "nothing was changed"):
+                    raise skew
                 missing = ", ".join(n.node_id for n, answer in zip(nodes, answers, strict=True) if not answer)
                 raise NotReplicatedError(
                     f"{missing} was recently the primary of this name, does not hand it over, and is "
@@ -272,9 +276,9 @@ class PrimaryHandover:
                 )
             await self._mesh.wait_for_newer_map(version, _HANDOVER_PAUSE)
 
-    async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool:
-        """Returns True if a node has handed the name over."""
-        result = "done"
+    async def _ask(self, node: Node, bucket: str, key: str, version: int) -> bool | PeerClockError:
+        """Returns True if a node has handed the name over, PeerClockError if it refuses for its clock."""
+        result, skew = "done", None
         try:
             await self._peers.call_typed(node, HAND_OVER, HandedName(bucket, key))
         except StaleMapError as error:
@@ -286,8 +290,9 @@ class PrimaryHandover:
             await self._mesh.report_suspect(node.node_id, version)
         except PeerRefusedError as error:
             result = "unknown" if error.status == _NOT_FOUND else "refused"
+            skew = error if isinstance(error, PeerClockError) else None
         metrics.replication_handovers.labels(result).inc()
-        return result in ("done", "unknown")  # nodes of an earlier release do not have this call
+        return skew or result in ("done", "unknown")  # nodes of an earlier release do not have this call
 
 
 class PrimaryWrites:
@@ -375,8 +380,7 @@ class PrimaryWrites:
             return self.primary_epoch(bucket, key)
         except NotPrimaryError as error:
             raise NotReplicatedError(
-                "another node has become the primary of this name; the write may or may not have taken "
-                "effect; try again"
+                f"another node has become the primary of this name; {_UNKNOWN}"
             ) from error
 
     async def ensure_lease_valid(self, bucket: str, key: str) -> int:
@@ -434,14 +438,12 @@ def write_failed(node: Node, error: PeerRefusedError) -> StoreError:
     if is_full(error):
         own = error.message == CODES["InsufficientStorage"].message  # else it names a replica
         return nothing_changed(node.node_id) if own else NodeFullError(error.message)
-    return NotReplicatedError(
-        f"node {node.node_id} failed as the primary of this name: {error}; the write may or may not "
-        "have taken effect; try again"
+    return skew_error((error,), "nothing was changed") or NotReplicatedError(
+        f"node {node.node_id} failed as the primary of this name: {error}; {_UNKNOWN}"
     )
 
 
 def _outcome_unknown(node: Node) -> NotReplicatedError:
     return NotReplicatedError(
-        f"node {node.node_id} is the primary of this name and did not answer; the write may or may not "
-        "have taken effect; try again"
+        f"node {node.node_id} is the primary of this name and did not answer; {_UNKNOWN}"
     )

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from meshd.cluster.replication.clock_errors import skew_error
 from meshd.cluster.replication.full_nodes import FullNodes, is_full, outcome_unknown
-from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
+from meshd.rpc.peer_client import PeerClockError, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import (
     IN_QUERY,
     PREFIX,
@@ -226,7 +227,7 @@ class Replicator:
                 if isinstance(taken, ReplicaAck):
                     done.add(node.node_id)
                     newest = max(newest, taken.newest)
-                elif taken is not None:
+                elif isinstance(taken, NodeFullError):
                     if size is not None:
                         self.full.record(node.node_id, size)
                     if self._mesh.current_map().version == version:
@@ -234,6 +235,8 @@ class Replicator:
             if left and all(isinstance(taken, ReplicaAck) for taken in answers):
                 continue
             if self._clock.monotonic() - began > self.timeout:
+                if skew := skew_error(answers, "the write may or may not have taken effect"):
+                    raise skew
                 missing = ", ".join(
                     n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
                 )
@@ -246,8 +249,9 @@ class Replicator:
 
     async def _try_send(
         self, node: Node, send: SendToNode, version: int
-    ) -> ReplicaAck | NodeFullError | None:
-        """Tries once; returns None if the node must be tried again, and an error if it is full."""
+    ) -> ReplicaAck | NodeFullError | PeerClockError | None:
+        """Tries once; returns None or PeerClockError if the node must be tried again, NodeFullError if it is
+        full."""
         try:
             return await send(node)
         except StaleMapError as error:
@@ -261,6 +265,7 @@ class Replicator:
             if is_full(error):
                 return outcome_unknown(node.node_id)
             self._record_failure(node, "refused", error)
+            return error if isinstance(error, PeerClockError) else None
         return None
 
     def _record_failure(self, node: Node, why: str, error: Exception) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from meshd.cluster.replication.primary_writes import WriteNotTakenError
 from meshd.core.api_errors import to_s3_error
 from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
-from meshd.server.proxy.hops import MisdirectedError, ObjectName, is_stale_map_reply
+from meshd.server.proxy.hops import MisdirectedError, ObjectName, is_clock_skew_reply, is_stale_map_reply
 from meshd.server.proxy.upstream_request import upstream_head
 from meshd.store.errors import NotReplicatedError
 from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
@@ -195,8 +195,8 @@ class FanOut:
         return keys, xml_documents.parse_delete_result(body)
 
     async def _send_part(self, request: MeshRequest, node: Node, context: WriteContext) -> tuple[int, bytes]:
-        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises as
-        `WriteForwarder.attempt`."""
+        """Send a node its part of a deletion whose body is buffered; return (status, body). Raises S3Error
+        SlowDown if the clocks differ, and as `WriteForwarder.attempt`."""
         answer = PeerResponse()
         wire = answer.wire = await self._peers.acquire_connection(node)
         try:
@@ -207,6 +207,9 @@ class FanOut:
             received = await answer.wait_head()
             if is_stale_map_reply(received):
                 raise StaleMapError(int(received.headers[MAP_HEADER]))
+            if is_clock_skew_reply(received):
+                skew = self._forwarder.describe_skew(node, received)
+                raise S3Error("SlowDown", f"Node {node.node_id} could not delete its keys: {skew}.")
             return received.status, await answer.read_body()
         finally:
             answer.close()

@@ -15,6 +15,7 @@ from meshd.cluster.replication.primary_writes import WriteForwarder
 from meshd.core.api_errors import to_s3_error
 from meshd.rpc.http_connection import PeerUnreachableError
 from meshd.rpc.peer_client import MAP_HEADER
+from meshd.rpc.peer_clock import describe_skew
 from meshd.rpc.peer_connector import CONNECT_TIMEOUT
 from meshd.server.proxy.hops import (
     HOP_HEADER,
@@ -35,7 +36,7 @@ from meshwire.errors import S3Error
 from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.http_connection import HttpConnection, ResponseHead
@@ -57,7 +58,6 @@ _READ_CHECK: Final = 1.0
 """The same for a read that another node can answer; also the seconds for which the check is waited for."""
 _READ_CONNECT: Final = 1.5
 """Seconds for a connection for such a read: long enough for a second SYN."""
-_SKEWED: Final = "The clocks of two nodes of this mesh differ by minutes: set the clocks. Nothing was stored."
 _CHANGED: Final = "The owners of this name changed; nothing was stored. Try again."
 _ALL_DAMAGED: Final = "The object is damaged on every node that stores it; upload it again."
 _PAUSE: Final = 0.05
@@ -87,6 +87,8 @@ class _ForwardState:
         self.context = context
         self.unresponsive: set[str] = set()
         """Nodes that did not answer: they are tried again after all others."""
+        self.skewed: dict[str, str] = {}
+        """Nodes that refused the request because their clocks differ, and what is known of the clocks."""
         self.damaged: set[str] = set()
         """Nodes on which the object is damaged: they are not tried again."""
         self.final_damage = True
@@ -180,7 +182,7 @@ class Forwarder:
                 return None
             left = deadline - self._clock.monotonic()
             if left <= 0:
-                raise self._no_owner_error(nodes)
+                raise self._no_owner_error(nodes, forward_state.skewed)
             untried = [node for node in nodes if node.node_id not in forward_state.unresponsive]
             target = untried[0] if untried else None
             forward_state.has_alternative = name.reading and len(untried) > 1
@@ -228,8 +230,8 @@ class Forwarder:
             forward_state.damaged.add(node.node_id)
             forward_state.final_damage &= kept_back.headers[DAMAGED_HEADER] == FINAL_DAMAGE
         elif is_clock_skew_reply(kept_back):
-            metrics.forwarded.labels("skewed").inc()
-            forward_state.require_resendable(_SKEWED)
+            skew = forward_state.skewed[node.node_id] = self.describe_skew(node, kept_back)
+            forward_state.require_resendable(f"The request was refused, and nothing was stored: {skew}.")
             forward_state.unresponsive.add(node.node_id)
         else:
             metrics.forwarded.labels("misdirected").inc()
@@ -331,13 +333,21 @@ class Forwarder:
         if (gone or silent) and relay.head is None:
             relay.fail(PeerUnreachableError(f"node {node.node_id} is not available any more", begun=True))
 
-    def _no_owner_error(self, nodes: Sequence[Node]) -> S3Error:
+    def describe_skew(self, node: Node, head: ResponseHead) -> str:
+        """Return how the clock of a node differs that refused a forwarded request for that; count it."""
+        metrics.forwarded.labels("skewed").inc()
+        return describe_skew(node.node_id, self._mesh.node_id, head.headers, self._clock.now_ms())
+
+    def _no_owner_error(self, nodes: Sequence[Node], skewed: Mapping[str, str]) -> S3Error:
         if not nodes:
             return S3Error(
                 "SlowDown",
                 "No node that has all writes of this name answers at present; try again.",
                 headers={"retry-after": str(self._mesh.retry_after_absence)},
             )
+        skew = next((skewed[node.node_id] for node in nodes if node.node_id in skewed), "")
+        if skew:
+            return S3Error("SlowDown", f"No node that stores this name takes the request: {skew}.")
         names = ", ".join(node.node_id for node in nodes)
         return S3Error("SlowDown", f"The nodes that store this name ({names}) do not answer; try again.")
 

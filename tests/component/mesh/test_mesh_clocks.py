@@ -1,8 +1,10 @@
-"""A node whose clock is wrong: told by `mesh cluster status` of any node, and by its own metrics."""
+"""A node whose clock is wrong: told by `mesh cluster status` of any node, by its own metrics, by logs, and in
+the responses to requests that nodes refuse each other."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +19,8 @@ from tests.support.required import require_etcd
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.daemons import Daemon
 
 require_etcd()
 _AHEAD = 420.0
@@ -33,6 +37,7 @@ def mesh(clock: Path) -> Iterator[DaemonCluster]:
     with DaemonCluster.start(2) as found:
         found.add("n3", env={CLOCK_SHIFT_ENV: str(clock)})
         found.await_state("n3", "up")
+        assert found["n1"].request("PUT", "/bucket").status == 200
         yield found
 
 
@@ -51,6 +56,10 @@ def _ahead(mesh: DaemonCluster, asked: str) -> dict[str, int | None]:
     found: dict[str, Any] = json.loads(_status(mesh, asked, "--json"))
     assert found["clocks_agree"]
     return {node["id"]: node["clock_ahead"] for node in found["nodes"]}
+
+
+def _has_logged(node: Daemon, text: str) -> bool:
+    return text in node.output()
 
 
 @pytest.mark.parametrize("asked", ["n1", "n3"])
@@ -76,5 +85,42 @@ def test_its_own_metric_tells_so(mesh: DaemonCluster, clock: Path) -> None:
         mesh.await_metric("n3", "meshd_cluster_clock_ahead_seconds", _AHEAD - 2)
         # What it has measured while the machine stood still is corrected a moment later.
         await_true(lambda: abs(mesh.metric("n1", "meshd_cluster_clock_ahead_seconds")) <= 2)
+    finally:
+        write_clock_shift(clock, 0.0)
+
+
+def test_what_is_refused_for_the_clock_says_which_node(mesh: DaemonCluster, clock: Path) -> None:
+    """A write that is forwarded, keys that are deleted together, and the log of a node that forwards."""
+    key = mesh.key_with_primary("n3", "bucket")
+    assert mesh["n1"].request("PUT", f"/bucket/{key}", b"x").status == 200
+    deletion = f"<Delete><Object><Key>{key}</Key></Object></Delete>".encode()
+    skew = b"the clock of node n3 is 7 min ahead of that of node n1"
+    logged = "the clock of node n3 is 4"
+    write_clock_shift(clock, _AHEAD)
+    try:
+        for answer in (
+            mesh["n1"].request("PUT", f"/bucket/{key}", b"y"),
+            mesh["n1"].request("POST", "/bucket?delete", deletion),
+        ):
+            assert (answer.status, skew in answer.body) == (503, True), answer.body
+        for node in (mesh["n1"], mesh["n3"]):
+            await_true(partial(_has_logged, node, logged), 60, told=node.output)
+    finally:
+        write_clock_shift(clock, 0.0)
+
+
+def test_a_write_that_a_replica_refuses_for_its_clock_says_which_node(
+    mesh: DaemonCluster, clock: Path
+) -> None:
+    def held_by(key: str) -> set[str]:
+        return {node.node_id for node in mesh.route_for("bucket", key).write_set}
+
+    keys = (mesh.key_with_primary("n1", "bucket", f"replicated-{number}") for number in range(100))
+    key = next(key for key in keys if "n3" in held_by(key))
+    write_clock_shift(clock, -3 * _AHEAD)
+    try:
+        answer = mesh["n1"].request("PUT", f"/bucket/{key}", b"y")
+        assert answer.status == 503
+        assert b"the clock of node n3 is 21 min behind that of node n1" in answer.body, answer.body
     finally:
         write_clock_shift(clock, 0.0)
