@@ -111,10 +111,11 @@ class NodeLoad(msgspec.Struct, frozen=True):
 
 
 def node_load(report: Progress | None, scrub: ScrubStatus | None, slots: int, wanted: int) -> NodeLoad:
-    """Returns the load of a node that has `slots` of the map and should have `wanted`."""
+    """Returns the load of a node that has `slots` of the map and should have `wanted`. While it waits, the
+    remaining time is unknown."""
     scrub = ScrubStatus() if scrub is None else scrub
     lacks = 0 if report is None or report.doing == "idle" else max(0, report.total - report.bytes)
-    etas = [report.eta if report is not None and lacks else 0, scrub.eta if scrub.lacking else 0]
+    etas = [_eta(report) if report is not None and lacks else 0, scrub.eta if scrub.lacking else 0]
     known = [eta for eta in etas if eta is not None]
     return NodeLoad(
         lacks + scrub.lacking,
@@ -123,6 +124,10 @@ def node_load(report: Progress | None, scrub: ScrubStatus | None, slots: int, wa
         max(known) if len(known) == len(etas) else None,
         scrub.debt,
     )
+
+
+def _eta(report: Progress) -> int | None:
+    return None if report.why else report.eta
 
 
 def drain_status(cluster: ClusterMap, reports: Mapping[str, Progress]) -> dict[str, dict[str, Any]]:

@@ -43,9 +43,9 @@ class Progress(msgspec.Struct, frozen=True):
     compared; `lacked`: versions, parts and metadata found missing; `entered`: those received. `dropped`:
     names dropped because others own them now; `kept`: names kept until their owners have them; `clear`: the
     newest map under which none were left; `complete`: the newest under which the node had all its data, from
-    before the map says so (`meshd.cluster.batched_map_changes`). `why`: what the node waits for. `began`,
-    `updated`: ms since the epoch. `earlier`: version and received bytes of the last maps before this one that
-    asked for a comparison.
+    before the map says so (`meshd.cluster.batched_map_changes`). `why`: what the node waits for, also while
+    it tries again to store what could not be stored. `began`, `updated`: ms since the epoch. `earlier`:
+    version and received bytes of the last maps before this one that asked for a comparison.
     """
 
     doing: Phase = "idle"
@@ -92,6 +92,7 @@ class ProgressReporter:
     def __init__(self, node_id: str, control: ControlStore, clock: Clock) -> None:
         self._key, self._control, self._clock = f"{PROGRESS_TOPIC}/{node_id}", control, clock
         self._published_at = -_PUBLISH_INTERVAL
+        self._stuck_at: int | None = None  # bytes received when missing data could last not be stored
         self._seen: deque[tuple[float, int]] = deque()
         self.stats = SyncStats()
         self.progress = Progress()
@@ -113,7 +114,8 @@ class ProgressReporter:
                 )
             self.progress = msgspec.structs.replace(self.progress, version=version)
         slots = slots if doing == "comparing" else self.progress.slots
-        self.progress = msgspec.structs.replace(self.progress, doing=doing, slots=slots, why="", blocked=0)
+        why = self.progress.why if doing == "comparing" and self._is_stuck() else ""
+        self.progress = msgspec.structs.replace(self.progress, doing=doing, slots=slots, why=why, blocked=0)
         await self.publish()
 
     async def update_counts(self, *, kept: int = 0, dropped: int = 0) -> None:
@@ -150,6 +152,15 @@ class ProgressReporter:
         self.progress = msgspec.structs.replace(self.progress, doing="idle", why="", blocked=0)
         await self.publish()
 
+    async def report_unstorable(self, why: str) -> None:
+        """Reports that missing data cannot be stored. A retry keeps the reason until something was stored:
+        it looks like progress, and the remaining time is unknown."""
+        self._stuck_at = self.stats.bytes
+        await self.report_blocked(why)
+
+    def _is_stuck(self) -> bool:
+        return self._stuck_at == self.stats.bytes
+
     async def report_blocked(self, why: str, blocked: int = 0) -> None:
         """Reports that the rebalancer cannot continue now and will retry."""
         now, reason = self._clock.monotonic(), without_numbers(why)
@@ -165,6 +176,8 @@ class ProgressReporter:
         """Publishes the current progress."""
         self._published_at, stats, now = self._clock.monotonic(), self.stats, self._clock.now_ms()
         total = max(stats.total, stats.bytes)
+        why = self.progress.why if self.progress.doing != "comparing" or self._is_stuck() else ""
+        left = _seconds_left(total - stats.bytes, stats.bytes, (now - self.progress.began) / 1000)
         self.progress = msgspec.structs.replace(
             self.progress,
             differing=stats.differing,
@@ -174,7 +187,8 @@ class ProgressReporter:
             bytes=stats.bytes,
             total=total,
             rate=self._rate(stats.bytes),
-            eta=_seconds_left(total - stats.bytes, stats.bytes, (now - self.progress.began) / 1000),
+            eta=None if why else left,
+            why=why,
             failed=stats.failed,
             dropped=self.progress.dropped or stats.dropped,
             updated=now,

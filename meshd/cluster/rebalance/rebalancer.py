@@ -127,7 +127,7 @@ class Rebalancer:
                 await self.reporter.report_blocked(str(error))
             except StoreError as error:
                 self._log_failure("cannot store missing data", error)
-                await self.reporter.report_blocked(_STORE_ERROR + str(error))
+                await self.reporter.report_unstorable(_STORE_ERROR + str(error))
             except MeshdError as error:
                 await self.reporter.report_blocked(str(error))
             except Exception as error:

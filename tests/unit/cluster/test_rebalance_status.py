@@ -165,6 +165,42 @@ def test_what_is_to_come_and_to_go_at_a_node() -> None:
     assert (unknown.to_come, unknown.eta_seconds) == (600, None)
 
 
+def test_a_node_that_waits_has_no_remaining_time() -> None:
+    waiting = Progress("waiting", total=100, bytes=40, eta=6, why="its disk is full")
+    assert (node_load(waiting, None, 10, 10).to_come, node_load(waiting, None, 10, 10).eta_seconds) == (
+        60,
+        None,
+    )
+
+
+def _waits_for(reporter: ProgressReporter) -> tuple[str, int | None]:
+    return reporter.progress.why, reporter.progress.eta
+
+
+def test_a_retry_keeps_the_reason_until_something_was_stored() -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        reporter = ProgressReporter("n1", MemoryControl(clock), clock)
+        await reporter.begin_phase("comparing", 3)
+        reporter.stats.total, reporter.stats.bytes = 400, 100
+        clock.advance(10)
+        await reporter.publish()
+        assert _waits_for(reporter) == ("", 30)
+        await reporter.report_unstorable("its disk is full")
+        for _ in range(2):
+            assert _waits_for(reporter) == ("its disk is full", None)
+            await reporter.begin_phase("comparing", 3)
+        reporter.stats.bytes += 1
+        await reporter.publish()
+        assert _waits_for(reporter) == ("", 30)
+        await reporter.report_blocked("nobody answers")
+        assert _waits_for(reporter) == ("nobody answers", None)
+        await reporter.begin_phase("comparing", 3)
+        assert _waits_for(reporter)[0] == ""
+
+    asyncio.run(run())
+
+
 def test_a_rate_is_of_the_last_seconds() -> None:
     async def run() -> None:
         clock = ManualClock()
