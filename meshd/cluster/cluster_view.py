@@ -285,6 +285,11 @@ class ClusterView:
             self._homes[named] = found
         return found
 
+    def all_nodes_complete(self) -> bool:
+        """Returns True if no node is away or incomplete that may have another copy of an object."""
+        nodes = self.current_map().nodes
+        return all(node.state in COMPLETE_STATES for node in nodes if node.stores)
+
     def is_reader(self, bucket: str, key: str) -> bool:
         """Returns True if this node may serve reads of a name."""
         if self.single_node:

@@ -96,14 +96,15 @@ class BatchError(Exception):
         )
 
 
-def damaged(name: str, message: str, detail: dict[str, Any]) -> BatchError:
-    """Returns the error for stored bytes that differ from those written; no other bytes may replace them."""
+def damaged(name: str, message: str, detail: dict[str, Any], *, final: bool = False) -> BatchError:
+    """Returns the error for stored bytes that differ from those written; no other bytes may replace them.
+    `final`: no copy is left, so another attempt cannot help."""
     return BatchError(
         "CorruptData",
         f"{name} is damaged on disk: {message}",
         help="put the same bytes again under this key (existing plans keep working, because the ETag stays), "
         "or remove it and create a new snapshot; meshd fsck lists other damage",
-        detail=detail,
+        detail=detail | ({"damaged": True} if final else {}),
     )
 
 

@@ -31,7 +31,8 @@ class RemoteRecord(Record, frozen=True, array_like=True):
 
 class ReadRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Requests the bytes of these parts, as a frame of samples. Its metadata lists failed parts in `errors`:
-    {number: [code, message]}. `proven`: verify whole extents before sending a part of one."""
+    {number: [code, message]}, and in `quarantined` the numbers of those that are in quarantine on this node.
+    `proven`: verify whole extents before sending a part of one."""
 
     parts: Annotated[list[PartTuple], Meta(max_length=MAX_PARTS)]
     proven: bool = False

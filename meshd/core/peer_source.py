@@ -37,10 +37,11 @@ class ObjectRange(NamedTuple):
 class ReadFailure(msgspec.Struct, frozen=True):
     """Bytes that no node could supply. `code`: NoSuchKey, SnapshotChanged (another ETag), Unreadable
     (damaged, or removed while being read), Busy (the nodes that have them do not answer), or the code of a
-    BatchError."""
+    BatchError. `final`: in quarantine on the node that was asked, or on all, so asking again cannot help."""
 
     code: str
     message: str = ""
+    final: bool = False
 
 
 class FetchedRanges(Protocol):

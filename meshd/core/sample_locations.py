@@ -270,7 +270,8 @@ class PinnedObjects:
             return self.changed(number, "was deleted" if failure.code == "NoSuchKey" else "was replaced")
         url = self._url_of(number)
         if failure.code == "Unreadable":
-            return damaged(url, failure.message or "no node that holds it can read it", {"url": url})
+            why = failure.message or "no node that holds it can read it"
+            return damaged(url, why, {"url": url}, final=failure.final)
         return busy(f"{url} cannot be read now: {failure.message or failure.code}")
 
     def _url_of(self, number: int) -> str:
@@ -286,8 +287,8 @@ class PinnedObjects:
                 found = self._locations[number] = self._store.locate(self.record(number))
             except QuarantinedError as error:
                 url = self._url_of(number)
-                final = {"damaged": True} if self._remote.single_node else {}  # another attempt cannot help
-                raise damaged(url, "it is in quarantine", {"url": url, **final}) from error
+                final = self._remote.single_node
+                raise damaged(url, "it is in quarantine", {"url": url}, final=final) from error
         return found
 
     def pieces_at(self, number: int, offset: int, length: int) -> Pieces:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
@@ -124,6 +125,7 @@ class PeerFetcher:
         room = MemoryFrame(0, memory)
         places: list[Location | ReadFailure | None] = [None] * len(parts)
         silent: set[int] = set()
+        quarantined: dict[int, set[str]] = defaultdict(set)
 
         async def ask(node: Node, numbers: Sequence[int]) -> list[int]:
             wanted = [parts[number] for number in numbers]
@@ -135,6 +137,8 @@ class PeerFetcher:
             again = []
             for number, place in zip(numbers, found, strict=True):
                 places[number] = place
+                if isinstance(place, ReadFailure) and place.final:
+                    quarantined[number].add(node.node_id)
                 if isinstance(place, ReadFailure) and place.code in _RETRYABLE_CODES:
                     again.append(number)
             return again
@@ -162,7 +166,9 @@ class PeerFetcher:
             raise
         for number, why in left.items():
             lost = places[number]
-            if not isinstance(lost, ReadFailure):
+            if self._is_lost(parts[number], quarantined[number]):
+                places[number] = ReadFailure("Unreadable", "every copy is damaged", final=True)
+            elif not isinstance(lost, ReadFailure):
                 places[number] = ReadFailure("Busy", why)
             elif lost.code == "NotHere":
                 places[number] = ReadFailure("Busy", lost.message or why)
@@ -171,6 +177,15 @@ class PeerFetcher:
                     "Busy", "one copy is damaged, and who has another does not answer"
                 )
         return FetchedParts(room, [place or ReadFailure("Busy") for place in places])
+
+    def _is_lost(self, part: ObjectRange, quarantined: set[str]) -> bool:
+        """Whether no node can have a sound copy; `quarantined`: other nodes that have it in quarantine."""
+        readers = {node.node_id for node in self._mesh.route_for(part.bucket, part.key).read_set}
+        if not readers or self._backs(part.bucket) or not self._mesh.all_nodes_complete():
+            return False
+        own = self._store.get(part.bucket, part.key) if self._mesh.node_id in readers else None
+        here = own is not None and own.broken and own.etag == part.etag
+        return readers <= quarantined | ({self._mesh.node_id} if here else set())
 
     async def _fetch_verified(
         self, node: Node, parts: Sequence[ObjectRange], room: MemoryFrame, *, proven: bool
@@ -341,12 +356,14 @@ def _parse_frame(fd: int, start: int, size: int, path: str) -> list[Location | R
         return cast("list[Any]", values.reshape(slot.shape).tolist())
 
     errors = {int(number): error for number, error in json.loads(header.metadata["errors"]).items()}
+    quarantined = set(json.loads(header.metadata.get("quarantined", "[]")))  # earlier releases do not say
     first, room = start + header.tensors[BLOBS].offset, header.tensors[BLOBS].nbytes
     found: list[Location | ReadFailure] = []
     rows = zip(read(INDEX), read(STATUS), read(CRC), strict=True)
     for number, ((offset, nbytes), verdict, crc) in enumerate(rows):
         if number in errors:
-            found.append(ReadFailure(*errors[number]))
+            code, message = errors[number]
+            found.append(ReadFailure(code, message, final=number in quarantined))
         elif verdict == Status.FAILED:
             found.append(ReadFailure("Unreadable", "its bytes are damaged or gone there"))
         elif not 0 <= offset <= offset + nbytes <= room:

@@ -179,7 +179,7 @@ def missing_part_error(name: str, lost: ReadFailure) -> BatchError:
     if lost.code == "SnapshotChanged":
         return BatchError("SnapshotChanged", f"{name} was replaced during the read", help="retry the request")
     if lost.code == "Unreadable":
-        return damaged(name, lost.message, {"url": name})
+        return damaged(name, lost.message, {"url": name}, final=lost.final)
     return busy(f"{name} cannot be read now: {lost.message or lost.code}")
 
 

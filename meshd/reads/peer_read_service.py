@@ -83,6 +83,10 @@ PEER_READABLE_PREFIXES = (*SHARED_PREFIXES, "bad/")
 """Documents other nodes may read."""
 
 
+class _InQuarantineError(NotHereError):
+    """This node has the object, in quarantine."""
+
+
 class PeerReadService:
     """Handlers of other nodes' reads. One instance per worker."""
 
@@ -110,6 +114,7 @@ class PeerReadService:
     async def read_parts(self, asked: ReadRequest, context: CallContext) -> StreamBody:
         """Return the bytes of these parts as a frame of samples."""
         errors: dict[str, tuple[str, str]] = {}
+        quarantined: list[int] = []
         blobs = []
         for number, part in enumerate(asked.parts):
             try:
@@ -124,12 +129,16 @@ class PeerReadService:
                 blobs.append(Blob("", 0))
             except NotHereError as error:
                 errors[str(number)] = ("NotHere", str(error))
+                if isinstance(error, _InQuarantineError):
+                    quarantined.append(number)
                 blobs.append(Blob("", 0))
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)
         if self._read_waits is not None and not asked.proven:
             await self._read_waits.wait_for_pieces(list(self._pieces(blobs)))
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
+        if quarantined:
+            metadata["quarantined"] = json.dumps(quarantined)
         return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
 
     def _pieces(self, blobs: Sequence[Blob]) -> Iterator[Piece]:
@@ -176,7 +185,8 @@ class PeerReadService:
         NotHereError."""
         record = self._store.get(bucket, key)
         if record is not None and record.broken:
-            raise NotHereError(f"the copy of s3://{bucket}/{key} on {self._mesh.node_id} is damaged")
+            about = f"the copy of s3://{bucket}/{key} on {self._mesh.node_id} is damaged"
+            raise _InQuarantineError(about) if record.etag == etag else NotHereError(about)
         if record is not None and record.etag == etag:
             return record
         self._require_reader(bucket, key)

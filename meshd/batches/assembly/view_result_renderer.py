@@ -115,6 +115,8 @@ async def _source(
         lost = place
     if lost.code == "NoSuchKey":
         raise BatchError("NoSuchKey", f"{name} no longer exists")
+    if lost.final:
+        raise damaged(name, lost.message, {"bucket": address.bucket, "key": address.key}, final=True)
     if lost.code in ("Busy", "Unreadable"):
         raise busy(f"{name} cannot be read now: {lost.message}")
     raise BatchError("SnapshotChanged", f"{name} was replaced while it was read", help="retry")

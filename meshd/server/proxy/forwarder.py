@@ -31,7 +31,6 @@ from meshd.server.proxy.response_relay import ResponseRelay
 from meshd.server.proxy.upstream_request import UpstreamRequest
 from meshd.store.errors import NotReplicatedError
 from meshd.telemetry import metrics, tracing
-from meshwire.cluster.routes import COMPLETE_STATES
 from meshwire.errors import S3Error
 from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE
 
@@ -176,7 +175,7 @@ class Forwarder:
             nodes = [node for node in self._candidates(name) if node.node_id not in forward_state.damaged]
             if forward_state.damaged and not nodes:
                 told = S3Error("InternalError", _ALL_DAMAGED) if damaged is None else damaged.client_error
-                final = forward_state.final_damage and self._all_nodes_present()
+                final = forward_state.final_damage and self._mesh.all_nodes_complete()
                 raise with_final_damage(told) if final else told
             if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
                 return None
@@ -191,11 +190,6 @@ class Forwarder:
                 await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
             elif await self._forward_to(target, forward_state, version, left):
                 return sending.reply()
-
-    def _all_nodes_present(self) -> bool:
-        """Whether no node is away or incomplete that may have another copy of an object."""
-        nodes = self._mesh.current_map().nodes
-        return all(node.state in COMPLETE_STATES for node in nodes if node.stores)
 
     def _require_caller(self, context: WriteContext) -> None:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,

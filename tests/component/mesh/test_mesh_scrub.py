@@ -7,6 +7,8 @@ import os
 import secrets
 import subprocess
 import threading
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,13 +20,14 @@ from meshd.store.index.index import Index
 from meshd.store.tools.fsck import check_store
 from meshd.util.clock import SystemClock
 from tests.support import native_fixtures as native
+from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
 from tests.support.daemons import Daemon, DaemonFailedError
 from tests.support.interpreters import program
 from tests.support.job_fixtures import done, members, objects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from meshd.store.records import Record
 
@@ -246,6 +249,64 @@ def test_what_is_damaged_everywhere_is_refused_by_every_node(mesh: DaemonCluster
     mesh["n1"].client().put_object(Bucket="rot", Key="both", Body=bodies["both"])
     _read_everywhere(mesh, bodies)
     assert _sound(mesh, bodies) == []
+
+
+def _batch_of(mesh: DaemonCluster, folder: str) -> tuple[Callable[[str, int], Any], list[str]]:
+    """What reads a batch of three pictures at a node in an epoch, and the nodes that store the last one."""
+    client, last = mesh["n1"].client(), f"{folder}/2.png"
+    for number in range(3):
+        client.put_object(Bucket="rot", Key=f"{folder}/{number}.png", Body=native.png(number))
+    _await_two(mesh, last)
+    holders = [name for name in NODES if Disk(mesh[name]).get(last) is not None]
+    with closing(native.Mesh(mesh["n1"].endpoint, mesh.access_key, mesh.secret_key)) as wire:
+        snapshot = wire.snapshot(f"s3://rot/{folder}/", {"image": {"ext": ["png"]}})["snapshot"]
+        plan = wire.plan(snapshot, native.CROP)["plan"]
+
+    def read(name: str, epoch: int) -> Any:
+        with closing(native.Mesh(mesh[name].endpoint, mesh.access_key, mesh.secret_key)) as wire:
+            return wire.raw(plan, epoch, 0, batch=3)
+
+    return read, holders
+
+
+def _is_read_at(read: Callable[[str, int], Any], name: str) -> bool:
+    return bool(read(name, 0).status == 200)
+
+
+def _is_busy_at(read: Callable[[str, int], Any], name: str) -> bool:
+    return bool(read(name, 0).status == 503)
+
+
+def _is_final_at(read: Callable[[str, int], Any], name: str) -> bool:
+    answer = read(name, 0)
+    return answer.status == 500 and "damaged" in native.error(answer)["detail"]
+
+
+def test_a_batch_of_what_is_damaged_everywhere_is_refused_for_good(mesh: DaemonCluster) -> None:
+    read, holders = _batch_of(mesh, "lost")
+    for name in holders:
+        Disk(mesh[name]).flip("lost/2.png", 20)
+    for name in NODES:
+        await_true(partial(_is_final_at, read, name), told=partial(read, name, 0))
+    mesh["n1"].client().put_object(Bucket="rot", Key="lost/2.png", Body=native.png(2))
+    for name in NODES:
+        await_true(partial(_is_read_at, read, name))
+
+
+def test_a_batch_is_tried_again_while_a_node_that_is_away_may_have_a_copy(mesh: DaemonCluster) -> None:
+    read, holders = _batch_of(mesh, "held")
+    mesh.stop(holders[1])
+    mesh.await_state(holders[1], "away")
+    Disk(mesh[holders[0]]).flip("held/2.png", 20)
+    running = [name for name in NODES if name != holders[1]]
+    for name in running:  # until the damage is in quarantine
+        await_true(partial(_is_busy_at, read, name), told=partial(read, name, 0))
+    for epoch in range(5):
+        assert [read(name, epoch).status for name in running] == [503, 503]
+    mesh.up(holders[1])
+    for name in NODES:
+        await_true(partial(_is_read_at, read, name))
+    assert _command(mesh[holders[0]], "scrub", "--wait").returncode == 0
 
 
 def test_a_node_whose_only_disk_fails_ends_and_the_others_go_on(mesh: DaemonCluster) -> None:

@@ -15,7 +15,7 @@ from meshd.server.proxy.hops import SKEWED_HEADER, LocalDamageError, ObjectName
 from meshd.store.errors import CorruptExtentError, QuarantinedError
 from meshd.store.records import INTERNAL_WRITE
 from meshwire.cluster import Node
-from meshwire.cluster.routes import Route
+from meshwire.cluster.routes import COMPLETE_STATES, Route
 from meshwire.errors import S3Error
 from meshwire.http_values.mesh_headers import DAMAGED_HEADER, FINAL_DAMAGE
 from tests.support.manual_clock import ManualClock
@@ -43,8 +43,10 @@ class _Map:
         """The state of a node that is none of the owners that can be read from."""
 
     def current_map(self) -> Any:
-        third = SimpleNamespace(state=self.third, stores=True)
-        return SimpleNamespace(version=self.version, nodes=[third])
+        return SimpleNamespace(version=self.version)
+
+    def all_nodes_complete(self) -> bool:
+        return self.third in COMPLETE_STATES
 
     def route_for(self, bucket: str, key: str) -> Route:
         nodes = tuple(Node(name, f"http://{name}") for name in self.owners)
