@@ -155,7 +155,8 @@ def test_what_may_have_been_done_is_not_sent_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"), [(SKEWED, "clocks of two nodes"), (_says(421, MAP_HEADER, "9"), "owners .* changed")]
+    ("said", "why"),
+    [(SKEWED, "clocks of nodes n1 and n0"), (_says(421, MAP_HEADER, "9"), "owners .* changed")],
 )
 def test_a_body_that_has_gone_is_not_sent_again(said: ResponseHead, why: str) -> None:
     assert _forward(said, name=WRITE)[0] == 200
