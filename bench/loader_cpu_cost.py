@@ -15,7 +15,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ from bench.interleave import order
 from bench.results import Figure
 from bench.timing import cpu_seconds
 from meshsdk.client.arena import Arena
+from tests.support import interpreters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +160,7 @@ def main() -> None:
 def measure(server: Server, scale: Scale, say: Callable[[str], None]) -> Iterator[Figure]:
     """Run the process; a failure is the figures' problem."""
     say(f"{NAME}: batches and bare bytes, {scale.rounds} rounds")
-    argv = [sys.executable, "-m", "bench.loader_cpu_cost", server.endpoint, photo_dataset.BUCKET]
+    argv = [interpreters.python(), "-m", "bench.loader_cpu_cost", server.endpoint, photo_dataset.BUCKET]
     argv += ["--batch", str(scale.batch), "--rounds", str(scale.rounds)]
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from bench import photo_dataset
 from bench.interleave import turns
 from bench.results import Figure
 from bench.timing import Pass
+from tests.support import interpreters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,9 +52,11 @@ class Turn:
 
 
 def argv_of(turn: Turn, scale: Scale, cache: Path, root: Path, number: int) -> list[str]:
-    """The command of one process; `cache`: where a peer may keep what it has fetched."""
+    """The command of one process, in tests a forked one where it is ours; `cache`: where a peer may keep what
+    it has fetched."""
     if turn.loader in OURS:
-        argv = [sys.executable, "-m", "bench.meshsdk_contender", turn.server.endpoint, photo_dataset.BUCKET]
+        module = "bench.meshsdk_contender"
+        argv = [interpreters.python(), "-m", module, turn.server.endpoint, photo_dataset.BUCKET]
         argv += ["--tcp"] if turn.loader == TCP else []
         return [*argv, "--batch", str(scale.batch), "--seed", str(number + SEEDS * OURS.index(turn.loader))]
     argv = [

@@ -64,6 +64,7 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         server = Server("meshd", port, account, child)  # type: ignore[arg-type]
         site = row.Site(Counted(disk), {"meshd": server}, SCALE, tmp_path, album)
         row.fill(site, lambda _: None)
+        site.warm_up(row.TARS)  # all shards are indexed, for which the node would read them beside an epoch
         stored = sum(file.stat().st_size for file in album.files())
         tars = site.ours(row.TARS, 0)
         kept = site.ours(row.KEPT, 0)
