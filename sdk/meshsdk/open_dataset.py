@@ -235,7 +235,7 @@ def open(
             pinned = _pinned(client, source, fields, kind, deadline, options)
         return _typed(_as_arrays(Dataset(client, pinned), source))
     except NotFoundError as error:
-        if told := missing_field_hint(source, fields, kind):
+        if told := missing_field_hint(source, fields, kind, error.code):
             raise error.saying(told) from error
         raise
 

@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from meshsdk.datasets.names_beside import IMAGES, names_of_samples, without_rare
 from meshsdk.errors import ConfigurationError, NotFoundError, ServerError, server_error
 from meshwire.dataset.archive_keys import archive_kind, compression_kind, uncompressed_name
 from meshwire.dataset.fields import (
@@ -108,8 +109,13 @@ def _expand(value: Any) -> Any:
     return value
 
 
-def missing_field_hint(source: str, fields: Mapping[str, Any] | None, kind: str = "auto") -> str:
-    """Return a hint for a source without samples: a likely mistake in its URL or fields; "" if none is."""
+def missing_field_hint(
+    source: str, fields: Mapping[str, Any] | None, kind: str = "auto", code: str = ""
+) -> str:
+    """Return a hint for a source without samples: a likely mistake in its URL or fields; "" if none is.
+
+    `code`: of the server's error.
+    """
     if any(mark in source for mark in "*?{["):
         return "A dataset's URL has no wildcards: name the folder, and select samples with ds.filter(…)."
     last = source.rstrip("/").rpartition("/")[2]
@@ -121,6 +127,11 @@ def missing_field_hint(source: str, fields: Mapping[str, Any] | None, kind: str 
     if kind == "lines" and fields:
         return (
             'A field is a file extension such as "jsonl"; ops.json(FIELD, PATH) extracts a value from a line.'
+        )
+    if fields is None and code == "NoSuchKey" and kind in ("auto", "objects", "tar"):
+        return (
+            'The fields were inferred from the names: name those of your samples, such as fields={"image": '
+            '"jpg", "label": "@class"} (commands: --field image=jpg --field label=@class).'
         )
     return ""
 
@@ -147,7 +158,6 @@ def _url_hint(url: object) -> str:
     return ""
 
 
-_IMAGES = ("jpg", "jpeg", "png", "webp")
 _LABELS = ("cls", "label")
 # By extension, what files contain many of, and the kind that makes samples of these.
 _WITHIN = {
@@ -166,7 +176,6 @@ _TABLES = ("csv", "tsv")
 _ZARR, _ZARR_BEFORE = "zarr.json", (".zarray", ".zgroup")
 _INDEX = "json"
 _UNREAD = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.lz4", ".7z", ".rar")
-_ASIDE = ("README", "LICENSE")  # files that are often next to samples
 _BROKEN = "UnprocessableSource"  # the S3 API's code for what the native API calls BadSample
 _LOOKED_AT = 1000
 _TAR_BYTES = 1 << 20
@@ -192,11 +201,10 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
         tar = archive_kind(shard) == "tar"
         # If a tar does not begin with a member's header, the node's error says what is wrong with it.
         names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
-        return fields_of_names(names, None, source)
+        return fields_of_names(names_of_samples(names), None, source)
     if kind == "auto" and (told := _other_kind(keys, place.prefix, source)):
         raise ConfigurationError(told)
-    samples = [key for key in keys if key.rpartition("/")[2].partition(".")[0] not in _ASIDE]
-    return fields_of_names(samples or keys, place.prefix, source)
+    return fields_of_names(names_of_samples(keys), place.prefix, source)
 
 
 def _line_field(keys: Iterable[str], source: str) -> dict[str, Any]:
@@ -405,16 +413,17 @@ def fields_of_names(names: Iterable[str], prefix: str | None, source: str) -> di
     """Infer fields from names: `image`, `label`, and every other extension under its own name.
 
     `image` has the image extensions. `label` is a .cls or .label file, else the folder below `prefix` if that
-    is given. Raises ConfigurationError if no name has an extension.
+    is given. A few files that belong to no image, such as a list of classes, are left out. Raises
+    ConfigurationError if no name has an extension.
     """
-    names = list(names)
+    names = without_rare(list(names))
     found = Counter(sample_key(name)[1] for name in names)
     found.pop("", None)
     fields: dict[str, Any] = {}
-    if images := [ext for ext in _IMAGES if ext in found]:
+    if images := [ext for ext in IMAGES if ext in found]:
         fields["image"] = {"ext": images}
     for ext in found:
-        if ext not in _IMAGES:
+        if ext not in IMAGES:
             name = "label" if ext in _LABELS and "label" not in fields else _field_name(ext)
             fields.setdefault(name, {"ext": [ext]})
     if (

@@ -150,6 +150,16 @@ def test_fields_are_guessed(client: mesh.Client, photos: str) -> None:
     assert mesh.open(f"s3://{photos}/train", client=client).snapshot.fields.keys() == {"image", "label"}
 
 
+def test_files_of_a_desktop_are_no_fields(client: mesh.Client, bucket: str) -> None:
+    for key in ("cat/1.jpg", "dog/2.jpg", "cat/Thumbs.db", ".DS_Store", "dog/desktop.ini"):
+        client.put(bucket, key, b"some bytes")
+    found = mesh.open(f"s3://{bucket}", client=client).snapshot
+    assert (found.samples, sorted(found.fields)) == (2, ["image", "label"])
+    client.put(bucket, "dog/3.mp4", b"some bytes")
+    with pytest.raises(NotFoundError, match=r"were inferred .* --field image=jpg --field label=@class\)\.$"):
+        mesh.open(f"s3://{bucket}", client=client)
+
+
 def test_samples_by_index(ds: mesh.Dataset) -> None:
     assert ds[0]["image"].shape == (3, 32, 32)
     rows = ds.__getitems__([4, 40])

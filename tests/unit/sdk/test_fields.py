@@ -74,6 +74,17 @@ def test_sources() -> None:
             {"image": {"ext": ["jpg"]}, "json": {"ext": ["json"]}, "seg_png": {"ext": ["seg.png"]}},
         ),
         (["t/1.npy", "t/x/2.npy"], "t/", {"npy": {"ext": ["npy"]}}),
+        (
+            [*(f"t/cat/{number}.jpg" for number in range(10)), "t/classes.txt"],
+            "t/",
+            {"image": {"ext": ["jpg"]}, "label": {"class": "prefix"}},
+        ),
+        (
+            [*(f"t/{number}.jpg" for number in range(10)), "t/3.json"],
+            "t/",
+            {"image": {"ext": ["jpg"]}, "json": {"ext": ["json"]}},
+        ),
+        (["1.jpg", "2.jpg", "3.mp4"], None, {"image": {"ext": ["jpg"]}, "mp4": {"ext": ["mp4"]}}),
     ],
 )  # fmt: skip
 def test_guesses(names: list[str], prefix: str | None, expected: dict[str, Any]) -> None:
