@@ -9,6 +9,7 @@ been sent.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.cluster.replication.primary_writes import WriteForwarder
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from meshwire.cluster import Node
     from meshwire.s3.parse_request import RequestHead
 
-_PATIENCE: Final = 15.0  # seconds without an answering owner before a request fails
+_PATIENCE: Final = 15.0
+"""Seconds without an answering owner before a request fails. If a map has given names no owner for that
+long, requests for them fail at once."""
 _HOLD: Final = 64 << 10  # smaller bodies are buffered before they are sent, so they can be resent
 _SILENCE: Final = 60.0
 _LIVENESS_CHECK: Final = 2.0  # seconds without a response before the node's liveness is checked
@@ -121,6 +124,8 @@ class Forwarder:
     ) -> None:
         self._mesh, self._peers, self._hops, self._clock = mesh, peers, hops, clock
         self._buckets, self._body_timeout = buckets, body_timeout
+        self._map_seen = (0, 0.0)
+        """The newest version of the map that a request was forwarded by, and since when."""
         self.receiver = HopReceiver(mesh, hops, clock, buckets)
         self.writes = WriteForwarder(mesh, peers, clock)
 
@@ -172,6 +177,7 @@ class Forwarder:
             forward_state.final_damage = damaged.final
         while True:
             version = self._mesh.current_map().version
+            owner_expected_until = self._observe_map(version)
             nodes = [node for node in self._candidates(name) if node.node_id not in forward_state.damaged]
             if forward_state.damaged and not nodes:
                 told = S3Error("InternalError", _ALL_DAMAGED) if damaged is None else damaged.client_error
@@ -179,7 +185,7 @@ class Forwarder:
                 raise with_final_damage(told) if final else told
             if not aim and any(node.node_id == self._mesh.node_id for node in nodes):
                 return None
-            left = deadline - self._clock.monotonic()
+            left = (deadline if nodes else min(deadline, owner_expected_until)) - self._clock.monotonic()
             if left <= 0:
                 raise self._no_owner_error(nodes, forward_state.skewed)
             untried = [node for node in nodes if node.node_id not in forward_state.unresponsive]
@@ -190,6 +196,14 @@ class Forwarder:
                 await self._mesh.wait_for_newer_map(version, min(left, 0.5 if nodes else 2.0))
             elif await self._forward_to(target, forward_state, version, left):
                 return sending.reply()
+
+    def _observe_map(self, version: int) -> float:
+        """Record the map of a request; return until when the owners of a name that has none by this map are
+        waited for: one that was marked away just now may be restarting. A map that may be outdated says
+        nothing of them."""
+        if version != self._map_seen[0]:
+            self._map_seen = (version, self._clock.monotonic())
+        return self._map_seen[1] + _PATIENCE if self._mesh.lease_valid else inf
 
     def _require_caller(self, context: WriteContext) -> None:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,

@@ -39,6 +39,7 @@ class _Map:
         self.being_probed: set[str] = set()
         self.retry_after_absence = 5
         self.waited: list[int] = []
+        self.lease_valid = True
         self.third = "up"
         """The state of a node that is none of the owners that can be read from."""
 
@@ -98,6 +99,14 @@ AWAY = PeerUnreachableError("refused")
 BEGUN = PeerUnreachableError("reset", begun=True)
 
 
+def _run(forwarder: Forwarder, name: ObjectName, **how: Any) -> Any:
+    request: Any = SimpleNamespace(
+        method="GET", body_exists=False, headers={}, content_length=None, held_body=None, keep_alive=True
+    )
+    trace: Any = SimpleNamespace(sent=0, received=0)
+    return asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, INTERNAL_WRITE, **how))  # type: ignore[arg-type]
+
+
 def _forward(
     *script: ResponseHead | Exception | None,
     name: ObjectName = READ,
@@ -107,15 +116,11 @@ def _forward(
     **how: Any,
 ) -> tuple[int | None, list[str], _Map]:
     """(status, or None when it is this node's after all; who was asked; the mesh)."""
-    request: Any = SimpleNamespace(
-        method="GET", body_exists=False, headers={}, content_length=None, held_body=None, keep_alive=True
-    )
     mesh = _Map(ManualClock(), owners)
     mesh.third = third
     forwarder = _Scripted(mesh, script, gone=gone)
-    trace: Any = SimpleNamespace(sent=0, received=0)
     try:
-        reply = asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, INTERNAL_WRITE, **how))  # type: ignore[arg-type]
+        reply = _run(forwarder, name, **how)
     except S3Error as error:
         error.add_note(" ".join(forwarder.asked))
         error.add_note(f"silent: {' '.join(mesh.silent)}")
@@ -134,6 +139,34 @@ def test_a_read_does_not_wait_for_the_lease_of_a_node_if_another_can_answer() ->
     assert _forward(AWAY, owners=("n1",))[2].patience == [None], "nobody else has it"
     assert _forward(AWAY, name=WRITE)[2].patience == [None]
     assert _forward(AWAY, AWAY)[2].patience == [0.0, None], "all were tried"
+
+
+class _StillMap(_Map):
+    """A map that does not change, however long it is waited for."""
+
+    async def wait_for_newer_map(self, version: int, patience: float) -> None:
+        self.clock.advance(patience)
+
+
+@pytest.mark.parametrize("name", [READ, WRITE])
+def test_who_is_away_for_long_is_not_waited_for(name: ObjectName) -> None:
+    mesh = _StillMap(ManualClock(), ())
+    forwarder = _Scripted(mesh, (), gone=False)
+
+    def waited() -> float:
+        began = mesh.clock.monotonic()
+        with pytest.raises(S3Error, match="No node that has all writes of this name") as caught:
+            _run(forwarder, name)
+        assert caught.value.headers["retry-after"] == "5"
+        return mesh.clock.monotonic() - began
+
+    assert waited() == 15, "the owner may be restarting"
+    assert waited() == 0
+    mesh.lease_valid = False
+    assert waited() == 15, "the map may be outdated"
+    mesh.lease_valid = True
+    mesh.version += 1
+    assert waited() == 15
 
 
 def test_reads_prefer_nodes_that_are_not_being_probed() -> None:
