@@ -9,7 +9,6 @@ import json
 import tarfile
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace as replaced
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -339,7 +338,7 @@ def test_what_no_node_has_used_for_long_goes_from_all(crew: MeshCrew) -> None:
     last = crew.nodes[2].node.settings.last_used_path
     with closing(UsageFile(last, later)) as uses:  # in a hundred days, at the last node alone
         uses.note(f"plans/{used}")
-    keepers = [document_collector(replaced(one.node, clock=later)) for one in crew.nodes]
+    keepers = [document_collector(replace(one.node, clock=later)) for one in crew.nodes]
     assert crew.run(keepers[1].sweep()) == 0  # another one says what goes
     assert (
         crew.run(keepers[0].sweep()) == 0
