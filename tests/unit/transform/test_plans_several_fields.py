@@ -184,7 +184,7 @@ def test_an_op_over_several_fields_declares_them_by_name() -> None:
 
 def test_what_a_declaration_says_must_fit_together() -> None:
     two = {"a": image(), "b": image()}
-    with pytest.raises(TypeError, match="declare input= and output="):
+    with pytest.raises(TypeError, match=r"write @op\(input=.*, output=.*inputs=.* and outputs="):
         op(input=image(), outputs=two)
 
     def given(a: Any, b: Any) -> Any:
