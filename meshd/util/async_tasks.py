@@ -33,12 +33,21 @@ _TICK_MS: Final = 250
 
 
 async def sleep_to_tick(seconds: float) -> None:
-    """Sleeps `seconds`, or up to a tick (0.25 s) less: to a time at which other loops of this process wake
-    up, too. Every process has ticks of its own, so that those of a machine do not wake up at once."""
+    """Sleeps `seconds`, up to a tick (0.25 s) less or half a tick more: to a time at which other loops of
+    this process wake up, too. Every process has ticks of its own, so that those of a machine do not wake up
+    at once."""
     now = round(asyncio.get_running_loop().time() * 1000)
-    due = now + round(seconds * 1000)
-    early = (due - 37 * os.getpid()) % _TICK_MS
-    await asyncio.sleep((due - early - now) / 1000 if 2 * early <= due - now else seconds)
+    await asyncio.sleep(tick_delay(now, seconds, 37 * os.getpid()))
+
+
+def tick_delay(now: int, seconds: float, phase: int) -> float:
+    """Returns the seconds from `now` to a tick, a time that is `phase` modulo 250 (both in ms). A sleep is
+    shortened by half at most, and one of less than a tick is not prolonged."""
+    wait = round(seconds * 1000)
+    early = (now + wait - phase) % _TICK_MS
+    if 2 * early <= wait:
+        return (wait - early) / 1000
+    return (wait + _TICK_MS - early) / 1000 if wait >= _TICK_MS else seconds
 
 
 async def poll_in_thread(condition: Callable[[], bool], seconds: float) -> None:
