@@ -104,7 +104,8 @@ def _run(forwarder: Forwarder, name: ObjectName, **how: Any) -> Any:
         method="GET", body_exists=False, headers={}, content_length=None, held_body=None, keep_alive=True
     )
     trace: Any = SimpleNamespace(sent=0, received=0)
-    return asyncio.run(forwarder.forward(request, SimpleNamespace(), name, trace, INTERNAL_WRITE, **how))  # type: ignore[arg-type]
+    operation: Any = SimpleNamespace()
+    return asyncio.run(forwarder.forward(request, operation, name, trace, INTERNAL_WRITE, **how))
 
 
 def _forward(
