@@ -1,4 +1,5 @@
-"""A socket to speak S3 by hand; the daemon, a client and a bucket come from the conftest above."""
+"""A socket to speak S3 by hand, and the `mesh` command; the daemon, a client and a bucket come from the
+conftest above."""
 
 from __future__ import annotations
 
@@ -6,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshsdk.cli import run
 from tests.support.daemons import Daemon
 from tests.support.origin_fixtures import write_credentials
 from tests.support.origin_places import Faults, place
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.support.origin_places import Place
 
@@ -23,6 +25,25 @@ def wire(daemon: Daemon) -> Iterator[Wire]:
     wire = Wire(daemon.endpoint, daemon.access_key, daemon.secret_key)
     yield wire
     wire.close()
+
+
+@pytest.fixture
+def mesh(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Runs a command line in this process; gives stdout, or stderr when it is to fail with `code`."""
+    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
+
+    def call(*arguments: object, code: int = 0) -> str:
+        capfd.readouterr()
+        found = run([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert found == code, out + err
+        return out if code == 0 else err
+
+    return call
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The `mesh` command in this process, against the daemon of these tests."""
+"""A folder for commands that copy."""
 
 from __future__ import annotations
 
@@ -6,32 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshsdk.cli import run
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from tests.support.daemons import Daemon
-
-
-@pytest.fixture
-def mesh(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Runs a command line in this process; gives stdout, or stderr when it is to fail with `code`."""
-    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
-
-    def call(*arguments: object, code: int = 0) -> str:
-        capfd.readouterr()
-        found = run([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        assert found == code, out + err
-        return out if code == 0 else err
-
-    return call
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import safetensors.numpy
 from botocore.exceptions import ClientError
 from PIL import Image
 
-from meshsdk.cli import run
 from meshwire.frame import tensor_frame
 from tests.support.daemons import Daemon
 
@@ -241,25 +240,6 @@ def test_definitions(daemon: Daemon) -> None:
     assert create(daemon, "wrong", "0" * 64)["error"]["code"] == "NoSuchPlan"
     drop = plan_of(daemon, RESIZED, tail="drop")
     assert create(daemon, "wrong", drop, batch=SAMPLES + 1)["error"]["detail"]["path"] == "batch"
-
-
-@pytest.fixture
-def mesh(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """`mesh …` with the root keys; its output, or of a failure what it says."""
-    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
-
-    def command(*arguments: str, code: int = 0) -> str:
-        capfd.readouterr()
-        found = run(list(arguments))
-        out, err = capfd.readouterr()
-        assert found == code, out + err
-        return out if code == 0 else err
-
-    return command
 
 
 def test_the_command(mesh: Callable[..., str], s3: Any) -> None:

@@ -12,12 +12,11 @@ import pytest
 from botocore.exceptions import ClientError
 from PIL import Image
 
-from meshsdk.cli import run
 from tests.support.bounded_wait import await_end
 from tests.support.daemons import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 SMALL = {
     "kind": "transform",
@@ -187,20 +186,7 @@ def test_definitions(daemon: Daemon, s3: Any) -> None:
     assert daemon.request("GET", "/-/views/photos--gone").status == 404
 
 
-def test_the_command(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
-
-    def mesh(*arguments: str, code: int = 0) -> str:
-        capfd.readouterr()
-        found = run(list(arguments))
-        out, err = capfd.readouterr()
-        assert found == code, out + err
-        return out if code == 0 else err
-
+def test_the_command(mesh: Callable[..., str]) -> None:
     make = ["view", "create", "photos--tiny", "--match", ".jpg", "--suffix", ".png", "--op", "decode"]
     mesh(*make, "--op", "resize size=[8,8]", "--op", "encode format=png")
     assert "photos--tiny" in mesh("view", "ls", "photos")

@@ -21,7 +21,6 @@ from obstore.store import S3Store
 from PIL import Image
 from zarr.storage import ObjectStore
 
-from meshsdk.cli import run
 from meshwire.frame import tensor_frame
 from tests.support.bounded_wait import await_end
 from tests.support.daemons import Daemon
@@ -502,25 +501,6 @@ def test_definitions(daemon: Daemon) -> None:
         assert answer["error"]["detail"].get("path", "").startswith(path), (changes, answer)
     other = create(daemon, "photos", "z", VIEW | {"chunk": 6})
     assert (other["status"], other["error"]["code"]) == (409, "ViewExists")
-
-
-@pytest.fixture
-def mesh(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """`mesh …` with the root keys; its output, or of a failure what it says."""
-    monkeypatch.setenv("MESH_ENDPOINT", daemon.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", daemon.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", daemon.secret_key)
-
-    def command(*arguments: str, code: int = 0) -> str:
-        capfd.readouterr()
-        found = run(list(arguments))
-        out, err = capfd.readouterr()
-        assert found == code, out + err
-        return out if code == 0 else err
-
-    return command
 
 
 def test_the_command(daemon: Daemon, mesh: Callable[..., str]) -> None:
