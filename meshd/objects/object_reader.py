@@ -84,8 +84,8 @@ class VersionLookup:
         found = self._buckets.get(bucket)
         if found is None or not found.lifecycle:
             return NOTHING
-        told = expiration_header(found.lifecycle, key, record.size, record.tags, record.modified)
-        return {"x-amz-expiration": told} if told else NOTHING
+        header = expiration_header(found.lifecycle, key, record.size, record.tags, record.modified)
+        return {"x-amz-expiration": header} if header else NOTHING
 
     def read_headers(self, operation: GetObject, record: Record) -> tuple[str, Mapping[str, str]]:
         """Return what the bucket adds to the headers of a read: `version_header`, and `expiration_headers`

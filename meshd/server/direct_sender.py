@@ -1,7 +1,7 @@
-"""Responses sent at once, past the transport: a head and a file range, as far as the kernel accepts them now.
+"""Direct sender: writes a response's head and a file range to the socket at once, past the transport's queue.
 
-Only bytes that are in memory are sent, so the event loop does not wait for a disk. What the kernel did not
-accept is returned to the caller, and so is the place where a failing disk ended the range.
+It sends only bytes that are in memory, so the event loop does not wait for a disk, and never waits for the
+client: bytes that the kernel does not accept at once are returned to the caller.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PartialReadError(OSError):
-    """`sent` bytes of a body were sent; the following ones cannot be read: `why`."""
+    """The bytes of a body after the first `sent` cannot be read (`why`); those were sent."""
 
     def __init__(self, sent: int, why: BaseException) -> None:
         super().__init__(f"the bytes after the first {sent} cannot be read: {why}")
@@ -32,13 +32,13 @@ class PartialReadError(OSError):
 
 
 def is_encrypted(transport: asyncio.BaseTransport) -> bool:
-    """Whether `transport` encrypts what is written to it, so that nothing may be written past it."""
+    """Whether `transport` encrypts its data, so that nothing may be written past it."""
     return transport.get_extra_info("sslcontext") is not None
 
 
 class DirectSender:
-    """Sends a response in one turn, past a connection's transport; `sock` is a duplicate of its socket. At
-    most `MAX_OPEN` exist at a time; further connections take the regular path."""
+    """Sends responses past a connection's transport; `sock` is a duplicate of its socket. At most `MAX_OPEN`
+    exist at a time; further connections take the regular path."""
 
     MAX_OPEN: ClassVar = 1024
     open_count: ClassVar = 0
@@ -51,11 +51,12 @@ class DirectSender:
         return f"<DirectSender fd={self.sock.fileno()}>"
 
     def send_now(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None] | None:
-        """Send a head and a range that is in memory, if the connection's buffer has room for both. Returns
-        the bytes that were not accepted nevertheless, and the bytes sent of a range that cannot be read to
-        its end; None if nothing was sent.
+        """Send a head and a file range, if the range is in memory and the connection's buffer has room for
+        both.
 
-        Nothing may be queued on the transport, nor be in progress past it.
+        Returns None if nothing was sent. Otherwise returns the bytes that the kernel did not accept after
+        all, which the caller has to send, and an error if the range could not be read to its end. Nothing may
+        be queued on the transport, nor be in progress past it.
         """
         if not is_resident(span.fd, span.offset, span.length):
             return None
@@ -65,7 +66,27 @@ class DirectSender:
             taken = self.sock.send(head, socket.MSG_MORE)
         except OSError:  # no room after all, or the client is gone: the regular path handles it
             return None
-        return _finish_at_once(self._transport, self.sock, head[taken:], span)
+        return self._finish(head[taken:], span)
+
+    def _finish(self, head: bytes, span: Span) -> tuple[bytes, PartialReadError | None]:
+        """Send the range of a response whose head was sent except for `head`. Returns as `send_now` does."""
+        sent = 0
+        try:
+            with suppress(BlockingIOError):
+                while not head and sent < span.length:
+                    count = os.sendfile(self.sock.fileno(), span.fd, span.offset + sent, span.length - sent)
+                    if not count:
+                        break
+                    sent += count
+            rest = os.pread(span.fd, span.length - sent, span.offset + sent) if sent < span.length else b""
+        except ConnectionError:
+            self._transport.abort()
+            return b"", None
+        except OSError as error:
+            return head, PartialReadError(sent, error)
+        if sent + len(rest) != span.length:
+            return head, PartialReadError(sent, OSError("a data file ends before its extent does"))
+        return head + rest, None
 
     def close(self) -> None:
         """Close the duplicate; the connection itself stays open."""
@@ -74,47 +95,25 @@ class DirectSender:
 
 
 def _room(sock: socket.socket) -> int:
-    """Return the bytes that the kernel would accept for a connection: its buffer less what it holds."""
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _waiting(sock)
+    """Return the free bytes of a connection's send buffer. Raises OSError."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _unacknowledged(sock)
 
 
-def _waiting(sock: socket.socket | TransportSocket) -> int:
-    """Return the bytes that the kernel keeps until the other side has acknowledged them. Raises OSError."""
+def _unacknowledged(sock: socket.socket | TransportSocket) -> int:
+    """Return the bytes in a connection's send buffer, which the client has not acknowledged. Raises
+    OSError."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 def unsent_bytes_of(transport: asyncio.Transport) -> int:
-    """Return the bytes that wait for the other side, in this process and in the kernel; 0 while none wait in
-    this process. The kernel may keep megabytes, and accepts no more until a third of them is gone."""
-    waiting, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
-    if not waiting or sock is None:
-        return waiting
+    """Return the bytes that wait for the client, in this process and in the kernel; 0 while none wait in this
+    process. The kernel may hold megabytes, and accepts no more until a third of them is gone."""
+    unsent, sock = transport.get_write_buffer_size(), transport.get_extra_info("socket")
+    if not unsent or sock is None:
+        return unsent
     with suppress(OSError, ValueError):  # it is being closed
-        waiting += _waiting(sock)
-    return waiting
-
-
-def _finish_at_once(
-    transport: asyncio.Transport, sock: socket.socket, head: bytes, span: Span
-) -> tuple[bytes, PartialReadError | None]:
-    """Finish a started response: return the bytes not accepted, and where a failing disk ended it."""
-    moved = 0
-    try:
-        with suppress(BlockingIOError):
-            while not head and moved < span.length:
-                sent = os.sendfile(sock.fileno(), span.fd, span.offset + moved, span.length - moved)
-                if not sent:
-                    break
-                moved += sent
-        rest = os.pread(span.fd, span.length - moved, span.offset + moved) if moved < span.length else b""
-    except ConnectionError:
-        transport.abort()
-        return b"", None
-    except OSError as error:
-        return head, PartialReadError(moved, error)
-    if moved + len(rest) != span.length:
-        return head, PartialReadError(moved, OSError("a data file ends before its extent does"))
-    return head + rest, None
+        unsent += _unacknowledged(sock)
+    return unsent
 
 
 def is_resident(fd: int, offset: int, length: int) -> bool:

@@ -339,26 +339,26 @@ class RequestTrace:
         """Export the request's span. It says nothing about the client: the audit log does."""
         span.name = self.operation
         span.failed = self.code if status >= 500 else ""
-        told = span.attributes
-        told["http.response.status_code"] = status
-        told["shardmesh.request_id"] = self.request_id
+        attributes = span.attributes
+        attributes["http.response.status_code"] = status
+        attributes["shardmesh.request_id"] = self.request_id
         if self.code:
-            told["error.type"] = self.code
+            attributes["error.type"] = self.code
         if self.received:
-            told["http.request.body.size"] = self.received
+            attributes["http.request.body.size"] = self.received
         if self.sent:
-            told["http.response.body.size"] = self.sent
+            attributes["http.response.body.size"] = self.sent
         if self.target is not None and not isinstance(self.target, str):
-            told["aws.s3.bucket"] = getattr(self.target, "bucket", "")
+            attributes["aws.s3.bucket"] = getattr(self.target, "bucket", "")
             if tracing.names_keys():
-                told["aws.s3.key"] = getattr(self.target, "key", "")
+                attributes["aws.s3.key"] = getattr(self.target, "key", "")
         tracing.note_exemplar("meshd_http_request_seconds", (self.operation,), seconds, span)
         span.end()
 
     def _log(self, entry: AuditEntry) -> None:
-        told = msgspec.to_builtins(entry)
-        del told["time"]  # the log line has its own
-        _log.debug("answered", extra=told)
+        fields = msgspec.to_builtins(entry)
+        del fields["time"]  # the log line has its own
+        _log.debug("answered", extra=fields)
 
     def _entry(self, status: int, seconds: float) -> AuditEntry:
         entry = AuditEntry(

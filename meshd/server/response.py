@@ -12,7 +12,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from meshd.rpc.peer_client import MAP_HEADER
+from meshd.server.http_parser import MalformedRequestError
 from meshd.server.request import CLIENT_GONE, new_request_id
+from meshwire.errors import S3Error
 from meshwire.http_values.dates import format_http
 from meshwire.s3.responses import render_error
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from meshd.cluster.cluster_view import ClusterView
     from meshd.server.request import MeshRequest, RequestTrace
     from meshd.util.clock import Clock
-    from meshwire.errors import S3Error
 
     RequestHandler = Callable[[MeshRequest], Awaitable["Reply"]]
 
@@ -70,6 +71,15 @@ def final_error(error: S3Error, clock: Clock, status: int | None = None) -> byte
     rendered = render_error(error, new_request_id(), "")
     now = clock.now_ms() // 1000
     return head_bytes(status or rendered.status, rendered.headers, now, connection="close") + rendered.body
+
+
+def error_for_failure(error: Exception) -> tuple[S3Error, int]:
+    """Return (error, status) for a request that could not be parsed, or whose handler failed."""
+    if not isinstance(error, MalformedRequestError):
+        return S3Error("InternalError"), 500
+    if error.too_large:  # RFC 6585 §5; S3's own table has 400 for this code
+        return S3Error("RequestHeaderSectionTooLarge"), 431
+    return S3Error("BadRequest", f"An error occurred when parsing the HTTP request: {error}."), 400
 
 
 def connection_header(request: MeshRequest, keep_alive: bool) -> str:

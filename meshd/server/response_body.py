@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from meshd.core.read_source import FailoverRead
     from meshd.server.request import MeshRequest
+    from meshd.store.disks.cold_reads import ColdRead, ColdReader
     from meshd.store.records import Span
 
 
@@ -34,27 +35,43 @@ _PIECE = 256 << 10  # bytes encrypted at a time: about 0.1 ms
 
 
 async def write_spans_encrypted(
-    request: MeshRequest, head: bytes, spans: Sequence[Span], resident: Callable[[int, int, int], bool]
+    request: MeshRequest,
+    head: bytes,
+    spans: Sequence[Span],
+    resident: Callable[[int, int, int], bool],
+    reader: ColdReader | None = None,
+    begun: ColdRead | None = None,
 ) -> None:
-    """Write a head, then the bytes of `spans`. Raises ConnectionError if the client disconnected,
-    PartialReadError if they cannot be read."""
+    """Write a head, then the bytes of `spans`. `reader` reads those that are not in memory from rotational
+    disks; `begun`: it does already. Raises ConnectionError if the client disconnected, PartialReadError if
+    they cannot be read."""
     held, sent = head, 0
-    for span in spans:
-        offset, end = span.offset, span.offset + span.length
-        while offset < end:
-            size = min(end - offset, _PIECE)
-            try:
-                if resident(span.fd, offset, size):
-                    data = _read(span.fd, size, offset)
-                else:
-                    loop = asyncio.get_running_loop()
-                    data = await loop.run_in_executor(None, _read, span.fd, size, offset)
-            except OSError as error:
-                if held:
-                    await write_piece(request, held)
-                raise PartialReadError(sent, error) from error
-            await write_piece(request, held + data if held else data)
-            held, offset, sent = b"", offset + size, sent + size
+    try:
+        for span in spans:
+            offset, end = span.offset, span.offset + span.length
+            while offset < end:
+                size = min(end - offset, _PIECE)
+                try:
+                    if begun is not None:
+                        begun.advance(sent)
+                        await begun.until(sent + size)
+                    if resident(span.fd, offset, size):
+                        data = _read(span.fd, size, offset)
+                    else:
+                        if begun is None and reader is not None:
+                            begun, reader = reader.begin(spans, sent), None
+                            continue
+                        loop = asyncio.get_running_loop()
+                        data = await loop.run_in_executor(None, _read, span.fd, size, offset)
+                except OSError as error:
+                    if held:
+                        await write_piece(request, held)
+                    raise PartialReadError(sent, error) from error
+                await write_piece(request, held + data if held else data)
+                held, offset, sent = b"", offset + size, sent + size
+    finally:
+        if begun is not None:
+            begun.close()
     if held:
         await write_piece(request, held)
 
@@ -100,7 +117,7 @@ class PendingResponse:
 
     @property
     def closes_connection(self) -> bool:
-        """Whether the client was told that its connection closes."""
+        """Whether the response announces that the connection closes."""
         return False
 
     def hold_input(self, data: bytes) -> None:

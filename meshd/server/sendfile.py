@@ -1,7 +1,8 @@
 """Zero-copy response bodies: sendfile from data files to a duplicate of the connection's socket.
 
-The event loop never waits for a disk: a thread first reads pages that are not in the page cache. Exactly the
-announced bytes are sent, or the connection is closed.
+The event loop never waits for a disk: a thread first reads pages that are not in the page cache, from
+rotational disks in long turns (`meshd.store.disks.cold_reads`). Exactly the announced bytes are sent, or the
+connection is closed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from meshd.rpc.http_connection import duplicate_socket
 from meshd.server.direct_sender import PartialReadError, is_encrypted, is_resident
+from meshd.server.page_loader import WINDOW, read_in
 from meshd.server.response import connection_header, head_bytes
 from meshd.server.response_body import write_piece, write_spans_encrypted
 from meshd.util import failpoints
@@ -24,12 +26,12 @@ if TYPE_CHECKING:
     from meshd.server.request import MeshRequest
     from meshd.server.response import Header
     from meshd.server.response_body import BodyResumer
+    from meshd.store.disks.cold_reads import ColdRead, ColdReader
     from meshd.store.records import Span
 
-_WINDOW = 1 << 20  # bytes per sendfile call and per read-ahead; other connections get their turn in between
 _IDLE_SECONDS = 120.0  # a client that reads nothing for this time is disconnected
 _WARM_SECONDS = 1.0  # seconds for which pages are assumed to stay in memory
-_ADVICE = 4 << 20  # bytes that the kernel is asked to read ahead of a cold window
+_ADVICE = 4 << 20  # bytes from a cold window on that the kernel is asked to read ahead, within the span
 
 
 async def send_spans(
@@ -39,22 +41,28 @@ async def send_spans(
     spans: Sequence[Span],
     now: int,
     rest: BodyResumer | None = None,
+    reader: ColdReader | None = None,
+    begun: ColdRead | None = None,
 ) -> bool:
     """Send a head, then the bytes of `spans`; return whether the connection may serve another request.
 
     `headers` must have a Content-Length equal to the spans' sum; `now` is in seconds since the epoch. The
     files must stay open until this returns. `rest` yields the missing bytes if the spans cannot be read to
-    their end; its errors, or PartialReadError without it, are raised after the connection was cut. Raises
-    ConnectionError if the client disconnected or stopped reading; the connection is then unusable.
+    their end; its errors, or PartialReadError without it, are raised after the connection was cut. `reader`
+    reads what is not in memory from rotational disks; `begun`: what it has begun, which is closed at the end.
+    Raises ConnectionError if the client disconnected or stopped reading; the connection is then unusable.
     """
     keep_alive = request.keep_alive
     head = _head(request, status, headers, now)
     try:
-        await _send(request, head, spans, resumable=rest is not None)
+        await _send(request, head, spans, resumable=rest is not None, reader=reader, begun=begun)
     except PartialReadError as error:
         if rest is None:
             raise
         await _go_on(request, rest, error)
+    finally:
+        if begun is not None:
+            begun.close()
     return keep_alive
 
 
@@ -77,11 +85,12 @@ async def send_groups(
     groups: AsyncGenerator[Sequence[Span], None],
     now: int,
     torn: Callable[[int], None] | None = None,
+    reader: ColdReader | None = None,
 ) -> bool:
     """Like `send_spans`, for a body that comes in groups of spans; each must stay valid until the next is
     requested. A failure after the first group cuts the connection. `torn` is called with the bytes sent of a
     group that cannot be read to its end; the next group must begin after them. Without `torn` that is a
-    failure too."""
+    failure too. `reader`: see `send_spans`."""
     keep_alive, transport = request.keep_alive, request.transport
     head = _head(request, status, headers, now)
     pump: _Pump | None = None
@@ -89,9 +98,9 @@ async def send_groups(
         async with aclosing(groups):
             async for spans in groups:
                 if pump is None and not is_encrypted(_open_transport(request)):
-                    pump = _Pump(_open_transport(request))
+                    pump = _Pump(_open_transport(request), reader)
                 try:
-                    await _send(request, head, spans, pump=pump, resumable=torn is not None)
+                    await _send(request, head, spans, pump=pump, resumable=torn is not None, reader=reader)
                 except PartialReadError as error:
                     if torn is None:
                         raise
@@ -164,18 +173,22 @@ async def _send(
     *,
     pump: _Pump | None = None,
     resumable: bool = False,
+    reader: ColdReader | None = None,
+    begun: ColdRead | None = None,
 ) -> None:
     """Send a head and spans. `pump`: that of the response, if it is sent in several turns; otherwise one is
     created. `resumable`: the connection stays open if the spans cannot be read to their end."""
     transport = _open_transport(request)
     if is_encrypted(transport):
-        await _send_encrypted(request, transport, head, spans, resumable=resumable)
+        await _send_encrypted(
+            request, transport, head, spans, resumable=resumable, reader=reader, begun=begun
+        )
         return
     await _drain(request, transport)
     request.response_started = True
-    turn = pump or _Pump(transport)
+    turn = pump or _Pump(transport, reader)
     try:
-        await turn.run(head, spans)
+        await turn.run(head, spans, begun=begun)
     except BaseException as error:
         _cut(transport, error, resumable=resumable)
         raise
@@ -191,9 +204,11 @@ async def _send_encrypted(
     spans: Sequence[Span],
     *,
     resumable: bool = False,
+    reader: ColdReader | None = None,
+    begun: ColdRead | None = None,
 ) -> None:
-    try:
-        await write_spans_encrypted(request, bytes(head), spans, is_resident)  # its queue keeps the head
+    try:  # its queue keeps the head
+        await write_spans_encrypted(request, bytes(head), spans, is_resident, reader, begun)
     except BaseException as error:
         _cut(transport, error, resumable=resumable)
         raise
@@ -202,22 +217,6 @@ async def _send_encrypted(
 def _cut(transport: asyncio.Transport, error: BaseException, *, resumable: bool) -> None:
     if not (resumable and isinstance(error, PartialReadError)):
         transport.abort()
-
-
-def first_window(spans: Sequence[Span]) -> Sequence[Span]:
-    """Return what the first call of sendfile sends of the spans."""
-    for span in spans:
-        if span.length:
-            return (span.sub_span(0, min(span.length, _WINDOW)),)
-    return ()
-
-
-async def load_into_page_cache(spans: Sequence[Span]) -> None:
-    """Have a thread read cold pages, so that reading `spans` next does not wait for a disk."""
-    for span in spans:
-        if span.length and not is_resident(span.fd, span.offset, span.length):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, _read_in, span.fd, span.offset, span.length)
 
 
 async def _drain(request: MeshRequest, transport: asyncio.Transport) -> None:
@@ -240,8 +239,11 @@ class _Pump:
     to them, as long as the transport itself has nothing queued.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, reader: ColdReader | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._reader = reader
+        self._read: ColdRead | None = None  # once a window was not in memory, on a rotational disk
+        self._body: Sequence[Span] = ()
         self._warm_until = 0.0
         self._socket = duplicate_socket(transport)
         self._head = memoryview(b"")
@@ -257,10 +259,18 @@ class _Pump:
     def __repr__(self) -> str:
         return f"<_Pump fd={self._socket.fileno()}, {self._moved} bytes moved>"
 
-    async def run(self, head: bytes | memoryview, spans: Sequence[Span], *, warm: bool = False) -> None:
+    async def run(
+        self,
+        head: bytes | memoryview,
+        spans: Sequence[Span],
+        *,
+        warm: bool = False,
+        begun: ColdRead | None = None,
+    ) -> None:
         """Send everything; may be called again. Raises ConnectionError or PartialReadError."""
         self._warm_until = self._loop.time() + _WARM_SECONDS if warm else 0.0
         self._head, self._spans, self._sent = memoryview(head), iter(spans), 0
+        self._body, self._read = spans, begun
         self._done = self._loop.create_future()
         self._next_span()
         self._step()
@@ -271,6 +281,8 @@ class _Pump:
             await self._done
         finally:
             self._head = memoryview(b"")
+            if self._read is not None:
+                self._read.close()
             if self._watchdog is not None:
                 self._watchdog.cancel()
 
@@ -301,7 +313,7 @@ class _Pump:
                 self._watch()
             elif not self._left:
                 self._finish()
-            elif self._is_warm(_WINDOW):
+            elif self._is_warm(WINDOW):
                 self._send_window()
             else:
                 self._fetch()
@@ -318,7 +330,7 @@ class _Pump:
         return not self._head
 
     def _send_window(self) -> None:
-        room = _WINDOW
+        room = WINDOW if self._read is None else min(WINDOW, self._read.fetched - self._sent)
         failpoints.hit("web.send.before")
         while True:
             sent = os.sendfile(self._socket.fileno(), self._fd, self._offset, min(self._left, room))
@@ -333,13 +345,19 @@ class _Pump:
                 self._next_span()
             if not (room and self._left and self._is_warm(room)):
                 break
+        if self._read is not None:
+            self._read.advance(self._sent)
         if self._left:
             self._watch()
         else:
             self._finish()
 
     def _is_warm(self, most: int) -> bool:
-        """Whether the next `most` bytes can be sent without waiting for a disk."""
+        """Whether the next bytes, at most `most`, can be sent without waiting for a disk."""
+        if self._read is not None:
+            most = min(most, self._read.fetched - self._sent)
+            if not most:
+                return False
         return self._loop.time() < self._warm_until or is_resident(
             self._fd, self._offset, min(self._left, most)
         )
@@ -347,14 +365,26 @@ class _Pump:
     def _fetch(self) -> None:
         """Have a thread read the window, so that sendfile finds it in memory."""
         self._unwatch()
-        window = min(self._left, _WINDOW)
-        reading = self._loop.run_in_executor(None, _read_in, self._fd, self._offset, window)
+        if self._read is None and self._reader is not None:
+            try:
+                self._read = self._reader.begin(self._body, self._sent)
+            except OSError:  # reading it says why
+                self._reader = None
+        if self._read is not None:
+            self._read.fetch(self._sent, self._loaded)
+            return
+        window, advice = min(self._left, WINDOW), min(self._left, _ADVICE)
+        reading = self._loop.run_in_executor(None, read_in, self._fd, self._offset, window, advice)
         reading.add_done_callback(self._fetched)
 
     def _fetched(self, reading: asyncio.Future[None]) -> None:
         if reading.cancelled() or self._done.done():
             return
-        error = reading.exception()
+        self._loaded(reading.exception())
+
+    def _loaded(self, error: BaseException | None) -> None:
+        if self._done.done():
+            return
         if error is not None:
             self._fail(error)
             return
@@ -394,9 +424,3 @@ class _Pump:
         if not self._done.done():
             of_client = not isinstance(error, OSError) or isinstance(error, ConnectionError | TimeoutError)
             self._done.set_exception(error if of_client else PartialReadError(self._sent, error))
-
-
-def _read_in(fd: int, offset: int, length: int) -> None:
-    with suppress(OSError):
-        os.posix_fadvise(fd, offset, _ADVICE, os.POSIX_FADV_WILLNEED)
-    os.pread(fd, length, offset)

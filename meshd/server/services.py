@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meshd.server.peer_endpoint import PeerAuthenticator
     from meshd.server.proxy.fan_out import FanOut
     from meshd.server.proxy.forwarder import Forwarder
+    from meshd.store.disks.cold_reads import ColdReader
     from meshd.telemetry.audit_log import AuditLog
     from meshd.util.clock import Clock
     from meshd.views.dispatch import ViewDispatcher
@@ -89,5 +90,7 @@ class ServerServices(msgspec.Struct, frozen=True):
     """Sign-in to the console at an identity provider; None where that is not configured."""
     console_sessions: ConsoleSessions | None = None
     """Sessions of the web console; None where it is off."""
+    cold_reader: ColdReader | None = None
+    """Reads large responses from rotational disks; None where there are none."""
     region: str = "us-east-1"
     """The region of new buckets."""

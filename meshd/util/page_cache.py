@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import weakref
+from contextlib import suppress
 from typing import Final
 
 _PAGE: Final = mmap.PAGESIZE
@@ -22,10 +23,13 @@ _libc.mmap.argtypes = [
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_libc.syscall.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
+_libc.syscall.restype = ctypes.c_long
 _malloc_trim = getattr(_libc, "malloc_trim", None)  # glibc
 _FAILED: Final = ctypes.c_void_p(-1).value
 _POPULATE_READ: Final = 22  # <linux/mman.h>; since Linux 5.14
 _UNREADABLE: Final = (errno.EFAULT, 133)  # 133: EHWPOISON, which `errno` has since Python 3.14
+_CACHESTAT: Final = 451  # of all architectures; since Linux 6.5
 _maps: weakref.WeakValueDictionary[str, ctypes.Array[ctypes.c_char]] = weakref.WeakValueDictionary()
 _lock: Final = threading.Lock()
 
@@ -75,10 +79,19 @@ def missing_bytes(fd: int, offset: int, length: int) -> int:
 
     `offset` and `length` in bytes; bytes beyond the end of the file are missing. Raises OSError.
     """
+    return cached_pages(fd, offset, length).count(0) * _PAGE
+
+
+def cached_pages(fd: int, offset: int, length: int) -> bytes:
+    """Return a byte for each page of a range of a file, from that of `offset` on: 0 where the page cache does
+    not have its bytes, or has not read them yet.
+
+    `offset` and `length` in bytes; pages beyond the end of the file are missing. Raises OSError.
+    """
     start = offset // _PAGE * _PAGE
     size = offset + length - start
     if size <= 0:
-        return 0
+        return b""
     address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
     if address == _FAILED:
         raise _error()
@@ -86,9 +99,36 @@ def missing_bytes(fd: int, offset: int, length: int) -> int:
         pages = ctypes.create_string_buffer(-(-size // _PAGE))
         if _libc.mincore(address, size, pages):
             raise _error()
-        return pages.raw.count(0) * _PAGE
+        return pages.raw
     finally:
         _libc.munmap(address, size)
+
+
+def is_cached(fd: int, offset: int, length: int) -> bool:
+    """Return whether the page cache has these bytes; False if the kernel cannot tell."""
+    try:
+        return missing_bytes(fd, offset, length) == 0
+    except OSError:
+        return False
+
+
+def open_for_reading(path: str) -> int:
+    """Return a descriptor for reads without the kernel's own read-ahead; −1 if the file cannot be opened."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # compacted or removed since the lookup
+        return -1
+    with suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd
+
+
+def is_absent(fd: int, offset: int) -> bool:
+    """Return whether the page of a file at `offset` is neither in the page cache nor being read, without
+    reading it (a microsecond). False if the kernel cannot tell (before Linux 6.5)."""
+    counts = (ctypes.c_uint64 * 5)()
+    where = (ctypes.c_uint64 * 2)(offset, 1)
+    return not _libc.syscall(_CACHESTAT, fd, ctypes.byref(where), ctypes.byref(counts), 0) and not counts[0]
 
 
 def _error() -> OSError:

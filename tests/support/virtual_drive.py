@@ -23,18 +23,24 @@ if TYPE_CHECKING:
     from meshd.batches.read_ahead.disk_reader import DiskReader
 
 SIZE: Final = 8 << 30
+REQUEST: Final = 512 << 10
+"""Bytes of a request that the kernel can always make: a longer advice becomes one or more of them, as its
+pages happen to lie in memory."""
+PAGE: Final = 4096
 _STEP: Final = 0.0002
 
 
 @dataclass(slots=True, eq=False)
 class Client:
     """Reads `chain` requests of 4 KiB to 1 MiB one after the other at random places, with `gap` seconds
-    between them; then pauses. `waits`: the seconds that each chain took."""
+    between them; then pauses. `waits`: the seconds that each chain took; `passed`: the bytes of the reader
+    that the drive began to read while one of the requests waited, of each."""
 
     chain: int
     pause: float
     gap: float = 0.001
     waits: list[float] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)
     due: float | None = 0.0
     begun: float = 0.0
     step: int = 0
@@ -50,6 +56,10 @@ class VirtualDrive(ManualClock):
         self._random = random.Random(seed)
         self._ends: dict[int, tuple[float | None, Callable[[], None]]] = {}
         self._kept: dict[int, Request] = {}
+        self._begun: dict[int, Callable[[], None]] = {}  # called when the drive takes the request
+        self._own: dict[int, int] = {}  # requests of the reader that wait, and their bytes
+        self._taken = 0  # bytes of those that the drive has begun
+        self._cached = bytearray(SIZE // PAGE)  # pages of the reader's files that have been read
 
     def monotonic(self) -> float:
         return self.now
@@ -60,28 +70,47 @@ class VirtualDrive(ManualClock):
 
     def attach(self, reader: DiskReader, patch: pytest.MonkeyPatch, base: int = 1 << 30) -> None:
         """Let the reader, whose files begin at `base` bytes, read from this drive."""
-        done: dict[int, bool] = {}
 
         def begin(read: disk_reader._Read, advice_bytes: int) -> None:
-            done[id(read)] = False
-            self.submit(base + read.offset, read.length, lambda: done.update({id(read): True}))
+            end = read.offset + read.length
+            for place in range(read.offset, end, advice_bytes):
+                self._advise(base, place, min(advice_bytes, end - place))
 
         def finish(read: disk_reader._Read, buffer: Any) -> int:
-            while not done[id(read)]:
+            while 0 in self._pages(read.offset, read.length):
                 self.go_on(self.now + _STEP)
             return read.length
 
         patch.setattr(disk_reader, "is_cached", lambda *_: False)
+        patch.setattr(disk_reader, "cached_pages", lambda _, *place: self._pages(*place))
         patch.setattr(disk_reader, "reads_in_flight", lambda _: len(self._ends))
         patch.setattr(disk_reader._Read, "begin", begin)
         patch.setattr(disk_reader._Read, "finish", finish)
         patch.setattr(reader, "_pause", self)
-        patch.setattr(reader, "_own_requests", disk_reader.QUEUED_READS)
+        patch.setattr(reader, "_request_bytes", REQUEST)
 
-    def submit(self, offset: int, length: int, on_end: Callable[[], None]) -> None:
+    def _pages(self, offset: int, length: int) -> bytes:
+        return bytes(self._cached[offset // PAGE : -(-(offset + length) // PAGE)])
+
+    def _advise(self, base: int, offset: int, length: int) -> None:
+        """Queue the requests that the kernel makes of one advice."""
+        while length:
+            size = min(length, self._random.choice((REQUEST, 2 * REQUEST)))
+            pages = slice(offset // PAGE, -(-(offset + size) // PAGE))
+
+            def ended(pages: slice = pages) -> None:
+                self._cached[pages] = b"\1" * (pages.stop - pages.start)
+
+            number = self.submit(base + offset, size, ended)
+            self._own[number] = size
+            offset, length = offset + size, length - size
+
+    def submit(self, offset: int, length: int, on_end: Callable[[], None]) -> int:
+        """Queue a request; returns its number."""
         request = Request(offset, length, self.now)
         self.drive.submit(request)
         self._ends[id(request)], self._kept[id(request)] = (None, on_end), request
+        return id(request)
 
     def go_on(self, until: float) -> None:
         """Let the drive and the clients do what they do until then."""
@@ -105,6 +134,8 @@ class VirtualDrive(ManualClock):
     def _start(self) -> None:
         if (taken := self.drive.start_next(self.now + 1e-9)) is not None:
             request, end = taken
+            self._taken += self._own.pop(id(request), 0)
+            self._begun.pop(id(request), lambda: None)()
             self._ends[id(request)] = (end, self._ends[id(request)][1])
 
     def _end(self, number: int) -> None:
@@ -124,4 +155,6 @@ class VirtualDrive(ManualClock):
             client.step, client.due = 0, self.now + client.pause
 
         length = 4096 if client.step < client.chain else self._random.choice((128 << 10, 1 << 20))
-        self.submit(self._random.randrange(SIZE - length) // 4096 * 4096, length, ended)
+        taken = self._taken
+        number = self.submit(self._random.randrange(SIZE - length) // PAGE * PAGE, length, ended)
+        self._begun[number] = lambda: client.passed.append(self._taken - taken)

@@ -1,4 +1,4 @@
-"""Wiring of the routes under `/-/`: the JSON APIs, and the calls that other nodes make to them."""
+"""Wiring of the routes under `/-/`: the JSON APIs, and the handlers of other nodes' calls."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from meshd.origins.admin import BackedAdmin
 from meshd.origins.cache.residency import CacheResidency
 from meshd.origins.client.origin_pool import OriginPool
 from meshd.process.log_level import notify_supervisor
+from meshd.process.wiring.cluster import page_loader
 from meshd.process.wiring.data_services import (
     job_service,
     output_routes,
@@ -74,16 +75,15 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
     policies = PolicyAdmin(node.identities, node.clock)
     roles = RoleActions(RoleAdmin(node.identities, node.key_usage, node.clock), revocation)
     trail = AuditTrail(node.mesh, node.peers, AuditTail(own.audit_log))
-    more = {**roles.table(), **AuditAction(trail).table()}
-    admin = AdminEndpoint(identities, policies, revocation, log_level, node.clock, more)
-    maps, census = ClusterMapStore(node.control), document_inventory(node)
+    more_actions = {**roles.table(), **AuditAction(trail).table()}
+    admin = AdminEndpoint(identities, policies, revocation, log_level, node.clock, more_actions)
     cluster = ClusterAdmin(
         node.mesh,
-        maps,
+        ClusterMapStore(node.control),
         node.control,
         node.buckets,
         node.peers,
-        census,
+        document_inventory(node),
         node.clock,
         down_after=own.cluster.down_after,
     )
@@ -93,16 +93,6 @@ def admin_routes(node: NodeContext, sessions: CredentialService) -> list[HttpRou
         *peer_routes(node.mesh, node.clock, trail),
         *ClusterEndpoint(node.mesh, cluster, node.clock).routes(),
     ]
-
-
-def _backed_admin(node: NodeContext) -> BackedAdmin:
-    origins = OriginPool(node.settings.origin_credentials, node.clock)
-    return BackedAdmin(node.buckets, origins, node.clock, node.settings.region)
-
-
-def _copy_counts(node: NodeContext) -> ReplicationFactors:
-    maps, settings = ClusterMapStore(node.control), node.settings
-    return ReplicationFactors(node.buckets, node.mesh, maps, node.clock, settings.region)
 
 
 def _document_admin(
@@ -130,31 +120,34 @@ def native_routes(
     manager: CacheManagerClient | None = None,
     frame_service: LocalFrameService | None = None,
 ) -> list[HttpRoute]:
-    """Return the routes of the native protocol. `announce`: returns when the other nodes know the buckets
-    and deleted documents that this process knows; `manager`: the cache manager of a daemon; `frame_service`:
-    the service with which a worker hands frames over locally."""
+    """Return the routes of the native protocol. `announce` returns once the other nodes know the buckets and
+    deleted documents that this process knows. `manager` is the daemon's cache manager. `frame_service` hands
+    frames over to jobs on this host."""
     gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
-    tests = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
-    tables = TablePreviews(data.dataset_access, node.objects)
+    trials = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
+    previews = TablePreviews(data.dataset_access, node.objects)
+    maps, region = ClusterMapStore(node.control), node.settings.region
+    origins = OriginPool(node.settings.origin_credentials, node.clock)
+    backed = BackedAdmin(node.buckets, origins, node.clock, region)
+    copy_counts = ReplicationFactors(node.buckets, node.mesh, maps, node.clock, region)
     api = JsonApi(node.clock, node.mesh, frame_service)
     routes = [
-        *DatasetEndpoint(data.datasets, tables, data.read_costs, data.orders, api).routes(),
+        *DatasetEndpoint(data.datasets, previews, data.read_costs, data.orders, api).routes(),
         *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches), api).routes(),
         *ViewEndpoint(definitions, api).routes(),
         *JobEndpoint(job_service(node, access), api).routes(),
         *OpCatalogEndpoint(data.user_ops, api).routes(),
-        *UserModuleEndpoint(data.user_ops, tests, api).routes(),
-        *BackedBucketEndpoint(
-            _backed_admin(node), _copy_counts(node), DecodedQuotas(node.buckets), announce, api
-        ).routes(),
+        *UserModuleEndpoint(data.user_ops, trials, api).routes(),
+        *BackedBucketEndpoint(backed, copy_counts, DecodedQuotas(node.buckets), announce, api).routes(),
         *DocumentEndpoint(_document_admin(node, access, data, announce), api).routes(),
     ]
     if node.cache_store is not None and manager is not None:  # tests may run without one
-        room = node.settings.cache_bytes
-        residence = CacheResidency(node.store, node.cache_store, node.buckets, node.mesh, manager, room)
-        routes += CacheResidencyEndpoint(residence, api).routes()
-    holdings = PeerReadService(
+        residency = CacheResidency(
+            node.store, node.cache_store, node.buckets, node.mesh, manager, node.settings.cache_bytes
+        )
+        routes += CacheResidencyEndpoint(residency, api).routes()
+    peer_reads = PeerReadService(
         node.store,
         node.mesh,
         node.archives,
@@ -165,6 +158,7 @@ def native_routes(
         document_inventory(node),
         ExpiringVerifiedExtents(node.clock),
         read_waits(node),
+        page_loader(node),
     )
     activity = ActivityService(
         node.mesh, node.peers, ActivityHistory(node.settings.activity_file), node.clock
@@ -177,7 +171,7 @@ def native_routes(
         *peer_routes(
             node.mesh,
             node.clock,
-            holdings,
+            peer_reads,
             FrameHandlers(data.frames),
             ViewResultHandlers(TransformResultMaker(node.store, data.frames, node.objects), node.mesh),
         ),

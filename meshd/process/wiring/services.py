@@ -22,6 +22,7 @@ from meshd.objects.multipart_upload import UploadService
 from meshd.objects.object_metadata import ObjectAclService, TaggingService
 from meshd.objects.object_reader import ObjectReader, VersionLookup
 from meshd.objects.service import ObjectService
+from meshd.process import memory_usage
 from meshd.process.wiring.cluster import PeerServices
 from meshd.process.wiring.data_services import view_kinds
 from meshd.process.wiring.node_context import node_access
@@ -30,6 +31,8 @@ from meshd.reads.near_cache_reader import NearCacheReader
 from meshd.server.console.oidc_sign_in import OidcSignIn
 from meshd.server.peer_endpoint import PeerAuthenticator
 from meshd.server.services import ServerServices
+from meshd.store.disks.cold_reads import ColdReader
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.views.definitions import ViewDefinitions
 from meshd.views.dispatch import ViewDispatcher
 
@@ -125,12 +128,22 @@ def server_services(
             secret.derive_key,
             node.clock,
         ),
+        cold_reader=cold_reader(node),
         region=node.settings.region,
         forwarder=mesh.forwarder,
         fan_out=mesh.fan_out,
         copy_sources=mesh.remote_sources,
         bucket_changes=mesh.broadcast,
     )
+
+
+def cold_reader(node: NodeContext) -> ColdReader | None:
+    """Build what reads large responses from disks; None if the node has no rotational disk. All processes may
+    have a sixteenth of the free memory for it."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    if not disks.any_of(node.settings.store.disks):
+        return None
+    return ColdReader(disks, (memory_usage.free_memory() or 0) // 16 // node.settings.workers)
 
 
 def document_inventory(node: NodeContext) -> DocumentInventory:

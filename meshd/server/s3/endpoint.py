@@ -20,6 +20,7 @@ from meshd.core.api_errors import control_error_to_s3, retry_if_written_back, to
 from meshd.core.read_source import ReadLostError
 from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
+from meshd.server.page_loader import load_first_window, load_into_page_cache
 from meshd.server.proxy.fan_out import AIM_MEMBERS
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import (
@@ -40,9 +41,8 @@ from meshd.server.s3.body_resumer import body_resumer
 from meshd.server.s3.dispatch import OperationDispatcher
 from meshd.server.s3.request_auth import S3Call, VirtualHosts
 from meshd.server.s3.response_headers import common_headers, object_response_head
-from meshd.server.sendfile import first_window, load_into_page_cache, send_groups, send_spans
+from meshd.server.sendfile import send_groups, send_spans
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
-from meshd.store.integrity.verification import report_damage
 from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import tracing
 from meshd.views.dispatch import AssembledRead
@@ -53,8 +53,6 @@ from meshwire.s3.parse_request import parse_request
 from meshwire.s3.responses import render, render_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from meshd.auth.identity import Identity, RequestContext
     from meshd.core.object_io import LookupResult
     from meshd.server.proxy.forwarder import Forwarder
@@ -62,7 +60,7 @@ if TYPE_CHECKING:
     from meshd.server.request import MeshRequest
     from meshd.server.s3.request_auth import Authenticator, RequestAdmission
     from meshd.server.services import ServerServices
-    from meshd.store.records import Record, Span
+    from meshd.store.records import Record
     from meshwire.s3.parse_request import RequestHead
 
 log = logging.getLogger(__name__)
@@ -387,13 +385,16 @@ class S3Endpoint:
         try:
             with reader.open_range(operation, found) as spans:
                 if found.length > SMALL_BYTES or request.pressed:
-                    await self._fetch(first_window(spans))  # finds a failing device before the head is sent
                     viewed = asked if asked.bucket != operation.bucket else None
                     rest = body_resumer(self._deps, operation, found, spans, viewed)
+                    cold = self._deps.cold_reader
+                    begun = await load_first_window(spans, cold)
                     with tracing.stage("send"):
-                        keep_alive = await send_spans(request, status, headers, spans, self._now(), rest)
+                        keep_alive = await send_spans(
+                            request, status, headers, spans, self._now(), rest, cold, begun
+                        )
                 else:
-                    await self._fetch(spans)
+                    await load_into_page_cache(spans)
                     # Read through the store, which verifies bytes that are few enough to be verified during
                     # the read.
                     return Reply(status, headers, reader.read_range(operation, found), self._now())
@@ -410,18 +411,6 @@ class S3Endpoint:
         trace.sent += found.length
         return StreamedReply(status, keep_alive=keep_alive)
 
-    @staticmethod
-    async def _fetch(spans: Sequence[Span]) -> None:
-        """Load cold pages; see `load_into_page_cache`. Raises DiskFailedError."""
-        try:
-            with tracing.stage("disk read"):
-                await load_into_page_cache(spans)
-        except OSError as error:
-            for span in spans:
-                if span.extent is not None:
-                    report_damage(span.extent)
-            raise DiskFailedError(f"the disk failed: {error.strerror}") from error
-
     async def _send_spans(
         self, request: MeshRequest, asked: ops.GetObject, assembled: AssembledRead, trace: RequestTrace
     ) -> Reply:
@@ -433,7 +422,13 @@ class S3Endpoint:
             read = assembled.read
             with tracing.stage("send"):
                 keep_alive = await send_groups(
-                    request, status, headers, read.groups(), self._now(), read.record_truncation
+                    request,
+                    status,
+                    headers,
+                    read.groups(),
+                    self._now(),
+                    read.record_truncation,
+                    self._deps.cold_reader,
                 )
         except StoreError as error:
             raise to_s3_error(error) from error

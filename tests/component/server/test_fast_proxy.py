@@ -280,7 +280,7 @@ def test_keep_alive_does_not_end_an_answer(pair: Pair) -> None:
 
     def due() -> None:
         connection._idle_timer._due = 0
-        connection._idle_timer._look()
+        connection._idle_timer._check()
 
     pair.beside.do(due)
     assert read_answer(sock).body == LARGE

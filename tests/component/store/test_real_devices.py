@@ -1,5 +1,5 @@
 """Devices that really fail, under a mesh of real daemons: a loop device that gives EIO, file systems that are
-unmounted or read-only while they are in use, an index that cannot be read any more."""
+frozen, unmounted or read-only while they are in use, an index that cannot be read any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 require_etcd()
 _SIZE = 96 << 20
-_TOOLS = ("losetup", "mkfs.ext4", "fsck.ext4", "filefrag", "umount")
+_TOOLS = ("losetup", "mkfs.ext4", "fsck.ext4", "filefrag", "fsfreeze", "umount")
 
 
 def _run(*words: str) -> str:
@@ -89,7 +89,8 @@ def mesh(place: Path) -> Iterator[DaemonCluster]:
         "n3": ["--index-dir", str(place / "index" / "n3"), "--disk", str(place / "mesh" / "n3" / "data")],
     }
     (place / "mesh" / "n3" / "data").mkdir(parents=True)
-    with DaemonCluster.start(3, place / "mesh", workers=2, own=own) as found:
+    sooner = {"MESHD_HANG_TIMEOUT": "30"}
+    with DaemonCluster.start(3, place / "mesh", workers=2, own=own, env=sooner) as found:
         found["n1"].client().create_bucket(Bucket="disks")
         yield found
 
@@ -122,6 +123,35 @@ def _restored(mesh: DaemonCluster, why: str) -> bool:
 
 def _serves(mesh: DaemonCluster) -> bool:
     return all(disk["serves"] for disk in _scrub(mesh)["disks"])
+
+
+@contextmanager
+def _frozen(place: Path) -> Iterator[None]:
+    """What writes there waits in the kernel, and cannot be killed."""
+    _run("fsfreeze", "--freeze", str(place))
+    try:
+        yield
+    finally:
+        _run("fsfreeze", "--unfreeze", str(place))
+
+
+def test_a_device_that_hangs(mesh: DaemonCluster, place: Path) -> None:
+    bodies = _fill(mesh, 8, "before")
+    with _frozen(place / "two"):
+        with timed("a disk hangs: until the node is away"):
+            _await(mesh, lambda: _state(mesh, "n2") == "away")
+        bodies |= _fill(mesh, 8, "hanging")
+        _await(mesh, lambda: f"{place / 'two'} has not answered since" in _status(mesh))
+        assert mesh.metric("n2", "meshd_store_disk_silent_seconds") >= 15
+    mesh.await_state("n2", "up")
+    _read_everywhere(mesh, bodies)
+    _await(mesh, lambda: "has not answered" not in _status(mesh))
+    assert not mesh.metric("n2", "meshd_store_disks_lost")
+
+
+def _state(mesh: DaemonCluster, node_id: str) -> str:
+    node = mesh.map_of("n1").node(node_id)
+    return "" if node is None else node.state
 
 
 def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluster, place: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.util import page_cache
-from meshd.util.page_cache import map_file, missing_bytes
+from meshd.util.page_cache import cached_pages, map_file, missing_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +34,7 @@ def test_bytes_are_missing_until_they_are_read(tmp_path: Path) -> None:
         os.pread(fd, 4096, MIB)
         assert missing_bytes(fd, MIB, 4096) == 0
         assert missing_bytes(fd, MIB - 1, 3) == 4096
+        assert [page & 1 for page in cached_pages(fd, MIB - 1, 4098)] == [0, 1, 0]
     finally:
         os.close(fd)
 
