@@ -366,14 +366,24 @@ def _plan(spans: Sequence[Span], part: _Part, view: memoryview, runs: list[_Run]
 def _read_all(runs: Sequence[_Run]) -> set[int]:
     """Read runs and return the blobs that cannot be read (blocking).
 
-    A run that fails is read part by part.
+    A run that fails is read part by part. What cannot be read is logged once, however many parts it has.
     """
+    unread: list[_Run] = []
+    lost = _read_parts(runs, unread)
+    if unread:
+        first = unread[0]
+        more = f", and {len(unread) - 1} more ranges" if len(unread) > 1 else ""
+        _log.error("a data file cannot be read: %d bytes at %d%s", first.length, first.start, more)
+    return lost
+
+
+def _read_parts(runs: Sequence[_Run], unread: list[_Run]) -> set[int]:
     lost: set[int] = set()
     for run in runs:
         if run.read():
             continue
         if len(run.parts) == 1:
-            _log.error("a data file cannot be read: %d bytes at %d", run.length, run.start)
+            unread.append(run)
             lost.add(run.parts[0].number)
             continue
         at = run.start
@@ -383,7 +393,7 @@ def _read_all(runs: Sequence[_Run]) -> set[int]:
             if own:
                 part = next(parts)
                 single = _Run(run.fd, at, len(piece), [piece], [part])
-                lost |= _read_all([single])
+                lost |= _read_parts([single], unread)
             at += len(piece)
     return lost
 

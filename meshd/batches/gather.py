@@ -129,30 +129,32 @@ class GatherService:
         Its metadata has `errors`, {item number: code}, and `tags`, both as JSON. Raises BatchError
         InvalidPlan for a malformed request; items that fail are marked instead.
         """
-        asked = _parse(body)
-        blobs = await self._resolve_all(caller, asked)
+        request = _parse(body)
+        blobs = await self._resolve_all(caller, request)
         for result, count in Counter(blob.error or "ok" for blob in blobs).items():
             metrics.gather_items.labels(result).inc(count)
-        tags = [bytes(item.tag) for item in asked.items[: len(blobs)]]
-        if asked.format == "tar":
+        tags = [bytes(item.tag) for item in request.items[: len(blobs)]]
+        if request.format == "tar":
             texts = [tag.decode() for tag in tags]
             return tar_body(self._store, blobs, len(blobs), texts, self._objects)
         errors = {str(number): blob.error for number, blob in enumerate(blobs) if blob.error}
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
         if any(tags):
             metadata["tags"] = "[" + ", ".join((tag or b"null").decode() for tag in tags) + "]"
-        return samples_body(self._store, blobs, metadata, len(blobs), names=asked.names, remote=self._objects)
+        return samples_body(
+            self._store, blobs, metadata, len(blobs), names=request.names, remote=self._objects
+        )
 
-    async def _resolve_all(self, caller: Caller, asked: GatherRequest) -> list[Blob]:
+    async def _resolve_all(self, caller: Caller, request: GatherRequest) -> list[Blob]:
         """Return a blob for each of the first items, as far as the credit allows."""
         run = _GatherRun(self._store, self._readers, self._objects, caller)
-        await run.look_up(asked.items)
+        await run.look_up(request.items)
         blobs: list[Blob] = []
-        credit = asked.credit or _UNBOUNDED
-        enough = min(credit, asked.enough or _UNBOUNDED)
+        credit = request.credit or _UNBOUNDED
+        enough = min(credit, request.enough or _UNBOUNDED)
         sent = 0
         turn = CooperativeYield()
-        for item in asked.items:
+        for item in request.items:
             blob = run.resolve(item)
             if blob is None:
                 await self._open_shard(run, item)
@@ -280,12 +282,12 @@ def _parse(body: bytes) -> GatherRequest:
         )
     try:
         body.decode()  # tags are passed on without parsing
-        asked = _decoder.decode(body)
+        request = _decoder.decode(body)
     except (ValueError, RecursionError) as error:  # all errors of msgspec are ValueErrors
         raise invalid_plan(PlanError("", f"not a list of items: {str(error)[:200]}")) from error
-    for number, item in enumerate(asked.items):
+    for number, item in enumerate(request.items):
         if not item.key.isascii() and len(item.key.encode()) > MAX_KEY_BYTES:
             raise invalid_plan(
                 PlanError(f"items[{number}].key", f"a key has 1…{MAX_KEY_BYTES} bytes of UTF-8")
             )
-    return asked
+    return request

@@ -96,13 +96,13 @@ class OpTrials:
         UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
         """
         try:
-            asked = _parsed(body)
-            spec = complete_spec(await self._assets.pin_assets(caller, asked.spec), _no_sample)
+            request = _parsed(body)
+            spec = complete_spec(await self._assets.pin_assets(caller, request.spec), _no_sample)
             output, spec = await asyncio.to_thread(self._compiled, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
-        records = [await self._record(caller, sample) for sample in asked.samples]
-        results = await self._results(spec, asked, records)
+        records = [await self._record(caller, sample) for sample in request.samples]
+        results = await self._results(spec, request, records)
         return {
             "ops": [{"op": op.op, "version": op.version} for op in spec.ops],
             "output": str(output),
@@ -132,7 +132,7 @@ class OpTrials:
         return record
 
     async def _results(
-        self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record]
+        self, spec: PlanSpec, request: _TrialRequest, records: Sequence[Record]
     ) -> list[dict[str, Any]]:
         """Run each sample twice, the second time in reverse order, which exposes an op that keeps state."""
         began = self._clock.monotonic()
@@ -143,26 +143,26 @@ class OpTrials:
         for number in numbers:
             if self._clock.monotonic() - began > SECONDS:
                 break
-            outcome, data = await self._run_once(spec, asked, records, number, 0)
+            outcome, data = await self._run_once(spec, request, records, number, 0)
             if data is not None:
                 digests[number] = hashlib.sha256(data).hexdigest()
                 outcome["sha256"] = digests[number]
-                if asked.results and len(data) <= left:
+                if request.results and len(data) <= left:
                     left -= len(data)
                     outcome["result"] = base64.b64encode(data).decode()
             found.append(outcome)
         for number in reversed(sorted(digests)):
             if self._clock.monotonic() - began > SECONDS:
                 break
-            _, data = await self._run_once(spec, asked, records, number, 1)
+            _, data = await self._run_once(spec, request, records, number, 1)
             again = None if data is None else hashlib.sha256(data).hexdigest()
             found[number]["repeats"] = again == digests[number]
         return found
 
     async def _run_once(
-        self, spec: PlanSpec, asked: _TrialRequest, records: Sequence[Record], number: int, run: int
+        self, spec: PlanSpec, request: _TrialRequest, records: Sequence[Record], number: int, run: int
     ) -> tuple[dict[str, Any], bytes | None]:
-        sample = asked.samples[number]
+        sample = request.samples[number]
         began = self._clock.monotonic()
         outcome: dict[str, Any] = {"sample": sample.url}
         try:

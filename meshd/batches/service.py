@@ -108,17 +108,17 @@ class BatchService:
         Raises BatchError InvalidPlan, UnknownOp, UnknownOpBuild, NoSuchSnapshot, AccessDenied,
         SnapshotChanged.
         """
-        asked = parse_registration(body)
-        snapshot = await self._datasets.snapshot(caller, asked.snapshot)
+        request = parse_registration(body)
+        snapshot = await self._datasets.snapshot(caller, request.snapshot)
         await self._check_objects(snapshot)
-        plan = await self.compile_for(caller, snapshot, asked.spec)
+        plan = await self.compile_for(caller, snapshot, request.spec)
         await self._catalog.add_plan(plan)
         self._note_compiled(plan)
         notes = await self._notes(snapshot, plan.spec)
         if plan.spec.mix is None:
-            note = await self._advisor.advise(snapshot, plan.spec.shuffle, asked.batch)
+            note = await self._advisor.advise(snapshot, plan.spec.shuffle, request.batch)
             notes += [note] if note else []
-        return describe_plan(plan, snapshot, asked.batch) | ({"notes": notes} if notes else {})
+        return describe_plan(plan, snapshot, request.batch) | ({"notes": notes} if notes else {})
 
     async def _notes(self, snapshot: Snapshot, spec: PlanSpec) -> list[str]:
         """Return the notes on a compiled plan. Raises BatchError if the first sample cannot be read."""

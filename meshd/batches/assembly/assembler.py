@@ -114,7 +114,7 @@ class Assembler:
         self._series: GroupFlights[AnyFrameAddress, SharedFrame] = GroupFlights()
         self._packs = PackTables(self.catalog)
         self._stored = stored or no_stored_sequences(store)
-        self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self))
+        self._packed = PackedFrameBuilder(self._context, self._stored, SequenceRenderer(self), read_ahead)
         self._row_lookup = RowLookup()
         self._rows_room = Admission(MAX_ROWS)
         self._bytes_room = Admission(max(settings.frame_cache_bytes, MIN_BUILDING_BYTES))
@@ -374,8 +374,7 @@ class Assembler:
         with self._admission(0, size):
             rows = [self._row_lookup.rows_at(step, plan, table) for step in steps]
             packings = [PackedRows(plan, table, each) for each in rows]
-            metadata = [metadata_of(step) for step in steps]
-            frames = await self._packed.build_series(packings, within, snapshot, metadata)
+            frames = await self._packed.build_series(packings, within, snapshot, steps)
         return self._put_series(steps, frames)
 
     async def _read_batch_ahead(self, wanted: PlannedFrame, *, early: bool = False) -> Arrivals:
@@ -397,7 +396,7 @@ class Assembler:
         within = await self.catalog.plan(plan.within)
         with self._admission(0, count * fixed_row_bytes(plan)):
             render = partial(self._assemble, kept_bytes=kept_bytes)
-            made = await self._packed.build(packing, within, snapshot, metadata_of(address), render)
+            made = await self._packed.build(packing, within, snapshot, address, render)
         if isinstance(address, FrameAddress):
             self._cache.put(address, made)
         return made

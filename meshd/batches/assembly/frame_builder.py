@@ -172,6 +172,9 @@ class FrameBuilder:
         if unread:  # compacted or replaced since the lookup: look the locations up again
             failures = [failure for failure in failures if failure.kind not in UNREADABLE_KINDS]
             failures += await self._render_once(unread)
+        # Not even where its bytes are now: they may be damaged.
+        for name in {self._failed(failure).object_name for failure in failures if failure.kind == "read"}:
+            report_damaged_object(self._context.store.get(*name))
         for failure in failures:
             row = self._failed(failure)
             if failure.kind == "read":

@@ -21,9 +21,12 @@ from meshd.batches.assembly.direct_rows import (
     OpenRows,
     direct_dtypes,
 )
+from meshd.batches.assembly.frame_buffer import metadata_of
+from meshd.batches.assembly.packed_reads import DirectReads, SequenceReads
 from meshd.batches.assembly.packed_rows import RenderedSamples
 from meshd.batches.assembly.stored_sequences import UnreadableChunkError
-from meshd.core.frame_address import RowsAddress
+from meshd.batches.read_ahead.read_hints import PlannedFrame
+from meshd.core.frame_address import FrameAddress, RowsAddress
 from meshd.core.memory_frames import make_block
 from meshd.util.async_tasks import CooperativeYield
 from meshwire.http_values.mesh_headers import FrameTiming
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
     from meshd.batches.assembly.sequence_renderer import SequenceRenderer
     from meshd.batches.assembly.stored_sequence_format import SequenceSet
     from meshd.batches.assembly.stored_sequences import OpenChunk, StoredSequences
+    from meshd.batches.read_ahead.read_hints import PackedReads
+    from meshd.batches.read_ahead.scheduler import ReadScheduler
+    from meshd.core.frame_address import Address
     from meshd.core.memory_frames import MemoryAccount, MemoryFrame, SharedFrame
     from meshd.core.plan_record import Plan
     from meshd.core.sample_locations import PinnedObjects
@@ -55,8 +61,15 @@ _AT_ONCE: Final = 1 << 17
 class PackedFrameBuilder:
     """Builds the frames of packed plans; one per assembler."""
 
-    def __init__(self, context: BuildContext, stored: StoredSequences, renderer: SequenceRenderer) -> None:
+    def __init__(
+        self,
+        context: BuildContext,
+        stored: StoredSequences,
+        renderer: SequenceRenderer,
+        read_ahead: ReadScheduler | None = None,
+    ) -> None:
         self._context, self._stored, self._renderer = context, stored, renderer
+        self._read_ahead = read_ahead
 
     def __repr__(self) -> str:
         return f"<PackedFrameBuilder, {self._stored!r}>"
@@ -66,15 +79,17 @@ class PackedFrameBuilder:
         packing: PackedRows,
         within: Plan,
         snapshot: Snapshot,
-        metadata: Mapping[str, str],
+        address: Address,
         render: RenderSamples,
     ) -> MemoryFrame:
         """Return the frame. `render` returns the frame of samples of the plan `within`.
 
         Raises BatchError: SnapshotChanged, Busy and what `render` raises.
         """
-        pack = packing.plan.spec.pack
+        pack, metadata = packing.plan.spec.pack, metadata_of(address)
         assert pack is not None
+        if isinstance(address, FrameAddress):
+            await self._read_rows_ahead(packing, within, snapshot, [address])
         dtypes = direct_dtypes(within, pack.fields)
         if dtypes is not None:
             return await self._direct(packing, snapshot, metadata, dtypes)
@@ -87,6 +102,27 @@ class PackedFrameBuilder:
             await self._stored.forget(build.sequences, error)
             build.found.clear()
             return await build.frame()
+
+    async def _read_rows_ahead(
+        self, packing: PackedRows, within: Plan, snapshot: Snapshot, steps: Sequence[FrameAddress]
+    ) -> None:
+        """Note that these frames are requested, and wait until what is read ahead for them has been read."""
+        plan, ahead = packing.plan, self._read_ahead
+        if ahead is None:
+            return
+        assert plan.spec.pack is not None
+        fields, pin = plan.spec.pack.fields, self._context.pin
+        reads: PackedReads
+        dtypes = direct_dtypes(within, fields)
+        if dtypes is not None:
+            reads = DirectReads(plan, packing.table, snapshot, pin, dtypes)
+        else:
+            sequences = await self._stored.describe(within, snapshot, fields)
+            reads = SequenceReads(plan, packing.table, snapshot, pin, self._stored, sequences)
+        for step in steps:
+            ahead.frame_requested(PlannedFrame(plan, snapshot, step, packed=reads))
+            arrivals = await ahead.arrivals(step)
+            await arrivals.until_read()
 
     async def _direct(
         self,
@@ -146,7 +182,7 @@ class PackedFrameBuilder:
         packings: Sequence[PackedRows],
         within: Plan,
         snapshot: Snapshot,
-        metadata: Sequence[Mapping[str, str]],
+        steps: Sequence[FrameAddress],
     ) -> list[SharedFrame] | None:
         """Return the frames of consecutive steps of a plan, in one block of memory; None if each has to be
         built alone. Raises BatchError SnapshotChanged, Busy."""
@@ -155,6 +191,7 @@ class PackedFrameBuilder:
         dtypes, began = direct_dtypes(within, first.plan.spec.pack.fields), clock()
         if dtypes is None:
             return None
+        await self._read_rows_ahead(first, within, snapshot, steps)
         pinned = context.pin(snapshot)
         try:
             columns = first.table.piece_columns(np.concatenate([each.rows.samples for each in packings]))
@@ -164,7 +201,7 @@ class PackedFrameBuilder:
             with context.store.open_spans_many(rows.wanted) as opened:
                 if None in opened:
                     return None
-                series = _Series(packings, metadata, context.memory)
+                series = _Series(packings, [metadata_of(step) for step in steps], context.memory)
                 await series.write_rows(OpenRows(rows, opened))
         except NotDirectError:
             return None

@@ -140,6 +140,19 @@ class ChunkIndex(msgspec.Struct, frozen=True, eq=False):
                 raise ChunkError(f"block {number} fails its checksum")
         return np.frombuffer(data[start - origin : end - origin], dtype)
 
+    def block_ranges(
+        self, field: int, places: Integers, begins: Integers, lengths: Integers
+    ) -> tuple[Integers, Integers]:
+        """Return the offsets and lengths of the bytes that `read_piece` reads for many pieces: int64[n] each,
+        at most; of a piece that its sample does not have, nothing is read."""
+        there = self.lengths[places] >= begins + lengths
+        places, begins, lengths = places[there], begins[there], lengths[there]
+        width = np.dtype(self.dtypes[field]).itemsize
+        starts = self.bases[field] + (self.starts[places] + begins) * width
+        firsts = starts // BLOCK_BYTES * BLOCK_BYTES
+        ends = np.minimum(-(-(starts + lengths * width) // BLOCK_BYTES) * BLOCK_BYTES, self.size)
+        return firsts, ends - firsts
+
 
 def index_span(end: bytes, size: int) -> tuple[int, int]:
     """Return (offset, length) of the index of a chunk of `size` bytes, from its last END_BYTES.

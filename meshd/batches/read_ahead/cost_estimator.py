@@ -20,6 +20,7 @@ from meshd.batches.read_ahead.read_cost import ReadCost, cost_of_reads
 from meshd.batches.read_ahead.windows import (
     MAX_WINDOW_SPAN,
     MIN_WINDOW_BYTES,
+    awaited_size,
     cut_window,
     first_size,
     fitting_size,
@@ -194,7 +195,8 @@ class _Cuts:
 
     async def windows(self) -> AsyncIterator[tuple[CutWindow, Integers]]:
         """Yield windows, each with those of its samples that are looked up."""
-        order, size = self._order, first_size(self._order, self._batch * self._fraction)
+        order, batch = self._order, self._batch * self._fraction
+        size, usual = awaited_size(order, batch, self._snapshot, self._fraction), first_size(order, batch)
         if not self._is_small():
             async for found in self._spread():
                 yield found
@@ -205,7 +207,7 @@ class _Cuts:
                 cut_window, self._snapshot, order, first, fitting_size(size, self._share), self._own
             )
             yield cut, cut.samples
-            first, size = cut.end, next_size(order, size, self._share)
+            first, size = cut.end, next_size(order, size, self._share, usual)
 
     def _steady_size(self) -> int:
         """Return the bytes of windows far from the beginning of the epoch."""

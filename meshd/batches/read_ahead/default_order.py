@@ -89,19 +89,19 @@ def decide_order(costs: Sequence[OrderCosts], now_ms: int, earlier: str = "") ->
     least = min(there, key=lambda each: each.shards)
     blocks = f"Blocks(shards={least.shards})"
     named = ", ".join(each.node for each in there[:3]) + (", …" if len(there) > 3 else "")
-    told = (
+    message = (
         f"an epoch costs the rotational disks of {named} "
         f"{_cost([(each.full_seeks, each.full_seconds) for each in there])} in a full shuffle, "
         f"{_cost([(each.blocks_seeks, each.blocks_seconds) for each in there])} in {blocks}"
     )
     if not any(each.blocks_pay for each in there):
-        return DefaultOrder(now_ms, "global", told)
+        return DefaultOrder(now_ms, "global", message)
     if least.shards < _MIN_SHARDS or (least.labelled and least.runs > _MAX_RUNS):
         far = f"runs of one class or shard would be {least.runs:.2f} times as long"
         return DefaultOrder(
-            now_ms, "global", f"{told}, but no more shards fit the memory for read-ahead, and {far}"
+            now_ms, "global", f"{message}, but no more shards fit the memory for read-ahead, and {far}"
         )
-    return DefaultOrder(now_ms, "blocks", told, least.shards, least.distance, least.runs)
+    return DefaultOrder(now_ms, "blocks", message, least.shards, least.distance, least.runs)
 
 
 def _cost(parts: Sequence[tuple[int, float]]) -> str:

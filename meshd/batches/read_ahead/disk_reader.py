@@ -28,10 +28,10 @@ from meshd.batches.read_ahead.read_cost import MEDIA_RATE
 from meshd.store.disks.disk_type import advice_limit, reads_in_flight, request_limit
 from meshd.telemetry import metrics
 from meshd.telemetry.training_metrics import record_reading_ahead
-from meshd.util.page_cache import missing_bytes
+from meshd.util.page_cache import cached_pages, is_cached, open_for_reading
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from meshd.batches.read_ahead.extents import Reads
     from meshd.util.clock import Clock
@@ -58,7 +58,7 @@ _INODES_AT_A_TIME: Final = 16
 """As many requests as help a disk to find a short way; it is asked for 32 at a time at most."""
 _INODES: Final = 256  # after so many, whether the window is still wanted
 _TELL_SECONDS: Final = 0.02
-"""How often a window's progress is told."""
+"""Seconds between two reports of a window's progress."""
 _log = logging.getLogger("meshd.read_ahead")
 
 
@@ -93,8 +93,8 @@ class DiskReader:
 
     def __init__(self, device: int, clock: Clock) -> None:
         name = f"{os.major(device)}:{os.minor(device)}"
-        self._device, self._clock, self._advice_bytes = device, clock, advice_limit(device)
-        self._own_requests = QUEUED_READS * -(-READ_BYTES // request_limit(device))
+        self._device, self._clock = device, clock
+        self._request_bytes = min(advice_limit(device), request_limit(device))
         self._queue: list[tuple[int, int, DiskWork]] = []
         self._number = itertools.count()
         self._changed = threading.Condition()
@@ -158,13 +158,13 @@ class DiskReader:
         self._read_inodes(work)
         try:
             for read in self._missing(work, files):
-                if credit > 0 and ahead and reads_in_flight(self._device) > self._own_requests:
+                if credit > 0 and ahead and self._others_read(ahead):
                     while ahead:
                         done += ahead.popleft().finish(self._buffer)
                     credit -= self._let_others_read() * OWN_SHARE / (1 - OWN_SHARE)
                 credit = min(CREDIT_SECONDS, credit + read.length / MEDIA_RATE)
                 ahead.append(read)
-                read.begin(self._advice_bytes)
+                read.begin(self._request_bytes)
                 if len(ahead) > QUEUED_READS:
                     first = ahead.popleft()
                     done += first.finish(self._buffer)
@@ -205,6 +205,15 @@ class DiskReader:
                 if work.cancelled or self._closed:
                     return
                 list(pool.map(_read_inode, some))
+
+    def _others_read(self, ahead: Iterable[_Read]) -> bool:
+        """Return whether the disk has reads to do that are not those of `ahead`.
+
+        Their requests are counted first: one that ends in between may hide a read of others until the next
+        look, and nothing else is taken for one.
+        """
+        own = sum(read.requests_left(self._request_bytes) for read in ahead)
+        return reads_in_flight(self._device) > own
 
     def _let_others_read(self) -> float:
         """Wait, with nothing of this reader queued, until the disk has no reads of others to do; return the
@@ -258,15 +267,25 @@ class _Read(msgspec.Struct, frozen=True):
     number: int
     last: bool = True
 
-    def begin(self, advice_bytes: int) -> None:
-        """Queue the whole read at the disk, so that the disk always has the next one.
+    def begin(self, request_bytes: int) -> None:
+        """Queue the whole read at the disk, so that the disk always has the next one. `request_bytes`: the
+        kernel makes one request of so many.
 
         A part that was left out would be read after the beginning of the next read, which costs two seeks.
         """
         with suppress(OSError):
-            for place in range(self.offset, self.offset + self.length, advice_bytes):
-                size = min(advice_bytes, self.offset + self.length - place)
+            for place in range(self.offset, self.offset + self.length, request_bytes):
+                size = min(request_bytes, self.offset + self.length - place)
                 os.posix_fadvise(self.fd, place, size, os.POSIX_FADV_WILLNEED)
+
+    def requests_left(self, request_bytes: int) -> int:
+        """Return how many of the requests of `begin` the disk has not finished."""
+        try:
+            pages = cached_pages(self.fd, self.offset, self.length)
+        except OSError:
+            return -(-self.length // request_bytes)
+        step = request_bytes // mmap.PAGESIZE
+        return sum(not pages[min(first + step, len(pages)) - 1] for first in range(0, len(pages), step))
 
     def finish(self, buffer: mmap.mmap) -> int:
         """Wait for the bytes; returns their number. The reader of these bytes reports an error."""
@@ -278,22 +297,3 @@ class _Read(msgspec.Struct, frozen=True):
 def _read_inode(path: str) -> None:
     with suppress(OSError):
         os.stat(path)
-
-
-def open_for_reading(path: str) -> int:
-    """Return a descriptor for reads without the kernel's own read-ahead; −1 if the file cannot be opened."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # compacted or removed since the lookup
-        return -1
-    with suppress(OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    return fd
-
-
-def is_cached(fd: int, offset: int, length: int) -> bool:
-    """Return whether the page cache has these bytes; False if the kernel cannot tell."""
-    try:
-        return missing_bytes(fd, offset, length) == 0
-    except OSError:
-        return False

@@ -41,6 +41,27 @@ class Reads(msgspec.Struct, frozen=True, eq=False):
         return int(self.lengths.sum())
 
 
+def merge_ranges(
+    objects: Any, offsets: Any, lengths: Any, *, gap: int = GAP_BYTES
+) -> list[tuple[int, int, int]]:
+    """Return ranges (object, offset, length) that cover these (three sequences of n integers), in order, and
+    do not overlap; those at most `gap` bytes apart are one. Empty ones are left out."""
+    objects, starts = np.asarray(objects, np.int64), np.asarray(offsets, np.int64)
+    ends = starts + np.asarray(lengths, np.int64)
+    order = np.lexsort((starts, objects))
+    order = order[ends[order] > starts[order]]
+    if not order.size:
+        return []
+    objects, starts, ends = objects[order], starts[order], ends[order]
+    base = objects * (1 << _SPAN)  # greater for a later object, so that a maximum does not cross objects
+    reached = np.maximum.accumulate(base + ends) - base
+    new = np.append(True, (objects[1:] != objects[:-1]) | (starts[1:] > reached[:-1] + gap))
+    firsts = np.flatnonzero(new)
+    lasts = np.append(firsts[1:], order.size) - 1
+    sizes = reached[lasts] - starts[firsts]
+    return list(zip(objects[firsts].tolist(), starts[firsts].tolist(), sizes.tolist(), strict=True))
+
+
 def plan_reads(
     files: Any, offsets: Any, lengths: Any, *, gap: int = GAP_BYTES, read: int = READ_BYTES
 ) -> Reads:

@@ -1,36 +1,39 @@
-"""Read cost: how long a rotational disk takes for planned reads, and for the same samples read one by one.
+"""Read cost: the time that a rotational disk takes for planned reads, and for reading the same samples one by
+one.
 
-Law: pure arithmetic over a typical drive of 7200 rpm; nothing is measured. Costs of several disks are added
-up: seconds are disk time, not waiting time.
+Law: pure arithmetic with the figures of a typical drive of 7200 rpm; nothing is measured. The costs of
+several disks are added: seconds are the disks' time, not waiting time.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 if TYPE_CHECKING:
     from meshd.batches.read_ahead.extents import Reads
 
 MEDIA_RATE: Final = 200e6
-"""Bytes per second in sequence."""
+"""Bytes per second of a sequential read."""
 SEEK_SECONDS: Final = 0.012
-"""A seek to another place of the disk, and half a turn."""
+"""A seek to another file, and half a turn."""
 SHORT_SEEK_SECONDS: Final = 0.005
 """A seek within a data file, and half a turn."""
 
 
 class ReadCost(msgspec.Struct, frozen=True):
-    """What it costs a node's rotational disks to read samples.
+    """The cost of reading samples from a node's rotational disks.
 
     Attributes:
         samples: samples whose bytes are on these disks.
         wanted: bytes of these samples.
-        read: bytes read, which include the gaps that are read through.
+        read: bytes read, including gaps between samples that are read along with them.
         reads: number of reads.
-        seeks: reads that do not continue the one before.
+        seeks: reads that do not begin where the previous one ended.
         seek_seconds: the time of the seeks.
     """
 
@@ -42,25 +45,11 @@ class ReadCost(msgspec.Struct, frozen=True):
     seek_seconds: float = 0.0
 
     def __add__(self, other: ReadCost) -> ReadCost:
-        return ReadCost(
-            self.samples + other.samples,
-            self.wanted + other.wanted,
-            self.read + other.read,
-            self.reads + other.reads,
-            self.seeks + other.seeks,
-            self.seek_seconds + other.seek_seconds,
-        )
+        return ReadCost(*map(operator.add, astuple(self), astuple(other)))
 
     def scaled(self, factor: float) -> ReadCost:
-        """Return the cost of `factor` times as many samples that lie alike."""
-        return ReadCost(
-            self.samples * factor,
-            self.wanted * factor,
-            self.read * factor,
-            self.reads * factor,
-            self.seeks * factor,
-            self.seek_seconds * factor,
-        )
+        """Return the cost of `factor` times as many samples that are stored in the same way."""
+        return ReadCost(*(figure * factor for figure in astuple(self)))
 
     @property
     def disk_seconds(self) -> float:
@@ -69,7 +58,7 @@ class ReadCost(msgspec.Struct, frozen=True):
 
     @property
     def media_seconds(self) -> float:
-        """The time that the samples' bytes alone would take in sequence."""
+        """The time of a sequential read of the samples' bytes alone."""
         return self.wanted / MEDIA_RATE
 
     def without_read_ahead(self) -> ReadCost:
@@ -97,7 +86,7 @@ class ReadCost(msgspec.Struct, frozen=True):
 
 
 def cost_of_reads(reads: Reads, samples: float, wanted: float) -> ReadCost:
-    """Return the cost of reads of one disk, which bring `samples` samples of `wanted` bytes altogether."""
+    """Return the cost of one disk's reads, which return `samples` samples of `wanted` bytes in total."""
     files, offsets = reads.files, reads.offsets
     another = files[1:] != files[:-1]
     jumps = ~another & (offsets[1:] != offsets[:-1] + reads.lengths[:-1])

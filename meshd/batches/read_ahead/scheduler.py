@@ -21,6 +21,7 @@ from meshd.batches.read_ahead.disk_reader import DiskReader, DiskWork
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.windows import (
     MIN_WINDOW_BYTES,
+    awaited_size,
     cut_window,
     first_size,
     fitting_size,
@@ -36,7 +37,8 @@ from meshd.util.timeouts import timeout
 from meshwire.plan.epoch_order import snapshot_order
 
 if TYPE_CHECKING:
-    from meshd.batches.read_ahead.read_hints import PlannedFrame
+    from meshd.batches.read_ahead.own_samples import OwnSamples
+    from meshd.batches.read_ahead.read_hints import PackedReads, PlannedFrame
     from meshd.batches.read_ahead.window_lookup import WindowLookup
     from meshd.batches.read_ahead.windows import Integers
     from meshd.core.frame_address import FrameAddress
@@ -64,7 +66,8 @@ class _Cursor(msgspec.Struct, eq=False):
     """The place of one reader of an epoch. `windows`: in order and adjacent, those not yet consumed; `start`:
     the first position that had a window; `next`: the first after it that has none; `size`: bytes of the next
     window; `in_parts`: each node builds its own rows; `use_decoded`: no job reads what is decoded already;
-    `started`: a frame was requested; `pause`: the longest time between two requests so far, in seconds."""
+    `started`: a frame was requested; `pause`: the longest time between two requests so far, in seconds;
+    `packed`: what the rows of a packed plan read; `usual`: see `next_size`."""
 
     plan: Plan
     snapshot: Snapshot
@@ -81,6 +84,8 @@ class _Cursor(msgspec.Struct, eq=False):
     looking_up: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     in_parts: bool = False
     use_decoded: bool = True
+    packed: PackedReads | None = None
+    usual: int = 0
     started: bool = False
     pause: float = 0.0
     extending: bool = False
@@ -223,14 +228,27 @@ class ReadScheduler:
     def _find(self, plan: str, epoch: int, first: int) -> _Cursor | None:
         return next((each for each in self._cursors if each.covers(plan, epoch, first)), None)
 
+    def _own_samples(
+        self, snapshot: Snapshot, packed: PackedReads | None, *, in_parts: bool
+    ) -> OwnSamples | None:
+        """Return the samples that the node reads itself; None if it reads all that a plan needs."""
+        if packed is not None and not packed.in_objects:
+            return None
+        return self._own.find(snapshot, in_parts=in_parts)
+
     def _begin(self, frame: PlannedFrame, epoch: int, first: int) -> _Cursor:
         """Begin at a position with a window that costs no more than the seeks of one batch would."""
         plan, snapshot, batch, in_parts = frame.plan, frame.snapshot, frame.address.batch, frame.in_parts
-        order, own = snapshot_order(plan.spec, snapshot, epoch), self._own.find(snapshot, in_parts=in_parts)
-        size, now = first_size(order, batch * (own.fraction if own else 1)), self._clock.monotonic()
+        packed, own = frame.packed, self._own_samples(snapshot, frame.packed, in_parts=in_parts)
+        order = packed.order(epoch) if packed else snapshot_order(plan.spec, snapshot, epoch)
+        share, now = own.fraction if own else 1.0, self._clock.monotonic()
+        size = usual = first_size(order, batch * share)
+        if epoch == frame.address.epoch and packed is None:  # else nobody waits for it yet
+            size = awaited_size(order, batch * share, snapshot, share)
         cursor = _Cursor(
-            plan, snapshot, epoch, order, first, first, size, batch, first, now, in_parts=in_parts
-        )
+            plan, snapshot, epoch, order, first, first, size, batch, first, now,
+            in_parts=in_parts, packed=packed, usual=usual,
+        )  # fmt: skip
         if len(self._cursors) == MAX_CURSORS:
             self._drop(min(self._cursors, key=lambda each: each.used))
         self._cursors.append(cursor)
@@ -286,11 +304,12 @@ class ReadScheduler:
     async def _add_window(self, cursor: _Cursor) -> None:
         """Add the next window and start to read it. The caller holds `growing`."""
         size = fitting_size(cursor.size, self._share())
-        own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
-        cut = await asyncio.to_thread(cut_window, cursor.snapshot, cursor.order, cursor.next, size, own)
+        own = self._own_samples(cursor.snapshot, cursor.packed, in_parts=cursor.in_parts)
+        where = cursor.snapshot, cursor.order, cursor.next
+        cut = await asyncio.to_thread(cut_window, *where, size, own, cursor.packed)
         window = Window(cut.first, cut.end, cut.bytes, self._progress)
         cursor.next = cut.end
-        cursor.size = next_size(cursor.order, cursor.size, self._budget)
+        cursor.size = next_size(cursor.order, cursor.size, self._budget, cursor.usual)
         if not cursor.dropped:
             cursor.windows.append(window)
             metrics.read_ahead_window_bytes.set(self._held())
@@ -298,8 +317,9 @@ class ReadScheduler:
 
     async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
         """Add a window from a late request to where the reader began. The caller holds `growing`."""
-        own = self._own.find(cursor.snapshot, in_parts=cursor.in_parts)
-        cut = await asyncio.to_thread(window_between, cursor.snapshot, cursor.order, first, cursor.start, own)
+        own = self._own_samples(cursor.snapshot, cursor.packed, in_parts=cursor.in_parts)
+        where = cursor.snapshot, cursor.order, first
+        cut = await asyncio.to_thread(window_between, *where, cursor.start, own, cursor.packed)
         window = Window(first, cursor.start, cut.bytes, self._progress)
         cursor.start = first
         if not cursor.dropped:
@@ -315,11 +335,12 @@ class ReadScheduler:
     async def _read(self, cursor: _Cursor, window: Window, samples: Integers) -> None:
         """Look up the bytes of a window and queue the reads of each disk."""
         try:
-            if self._decoded is not None and cursor.use_decoded:
+            if self._decoded is not None and cursor.use_decoded and cursor.packed is None:
                 program, snapshot = program_digest(cursor.plan.program_text), cursor.snapshot.hash
                 samples = samples[~self._decoded.find_all(program, snapshot, samples)]
             if not cursor.dropped:
-                await self._submit(cursor.snapshot, samples, window, plan=cursor.plan.hash)
+                name = cursor.plan.hash
+                await self._submit(cursor.snapshot, samples, window, plan=name, packed=cursor.packed)
         except Exception:
             _log.exception("cannot read a window of upcoming batches ahead")
             window.give_up()
@@ -332,10 +353,14 @@ class ReadScheduler:
         *,
         background: bool = False,
         plan: str = "",
+        packed: PackedReads | None = None,
     ) -> None:
-        """Queue the reads of these samples; they set `window.read` when they have ended."""
+        """Queue the reads of these samples, or packed rows; they set `window.read` when they have ended."""
         try:
-            reads = await self._lookup.reads_of(snapshot, samples)
+            if packed is None:
+                reads = await self._lookup.reads_of(snapshot, samples)
+            else:
+                reads = await self._lookup.reads_of_rows(packed, samples)
             left, loop = len(reads), asyncio.get_running_loop()
 
             def count_down() -> None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from meshd.batches.read_ahead.disk_reader import is_cached, open_for_reading
 from meshd.batches.read_ahead.extents import plan_reads
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects
 from meshd.transform.source_files import PROC_PREFIX
 from meshd.util.async_tasks import CooperativeYield
+from meshd.util.page_cache import is_cached, open_for_reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.extents import Reads
+    from meshd.batches.read_ahead.read_hints import PackedReads
     from meshd.core.peer_source import PeerSource
     from meshd.core.sample_locations import DecompressedArchives
     from meshd.store.api import ObjectStore
@@ -71,6 +72,13 @@ class WindowLookup:
             return []
         return await self.cold_reads(snapshot, samples)
 
+    async def reads_of_rows(self, packed: PackedReads, rows: npt.NDArray[np.int64]) -> list[DiskReads]:
+        """Return the reads that bring these packed rows into the page cache, one entry for each disk."""
+        probes = await packed.pieces_of(rows[:: max(1, len(rows) // _PROBES)], gap=0)
+        if await asyncio.to_thread(self._are_cached, _in_files(probes)):
+            return []
+        return await asyncio.to_thread(self._by_disk, _in_files(await packed.pieces_of(rows)))
+
     async def cold_reads(self, snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> list[DiskReads]:
         """Return the reads that these samples need if the page cache is empty, one entry for each disk."""
         pieces = await self._pieces(snapshot, samples)
@@ -89,7 +97,7 @@ class WindowLookup:
                 except BatchError:  # changed since the snapshot, or busy: the builder reports it
                     continue
                 await turns.yield_if_due()
-        return [piece for piece in found if not piece[0].startswith(PROC_PREFIX)]
+        return _in_files(found)
 
     def _device(self, path: str, known: dict[str, int | None]) -> int | None:
         """Return the rotational disk of a file; None for another kind of disk, or if its folder is gone.
@@ -142,3 +150,8 @@ class WindowLookup:
             reads = plan_reads(in_order[table[:, 0]], table[:, 1], table[:, 2])
             found.append(DiskReads(device, paths, reads, int(table[:, 2].sum())))
         return found
+
+
+def _in_files(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces without those of memory."""
+    return [piece for piece in pieces if not piece[0].startswith(PROC_PREFIX)]

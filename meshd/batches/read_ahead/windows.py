@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from meshd.batches.read_ahead.extents import GAP_BYTES
 from meshd.core.sample_locations import bytes_columns
-from meshwire.plan.shuffle import BlocksOrder, StoredOrder
+from meshwire.plan.shuffle import BlocksOrder, GlobalOrder, StoredOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from meshd.batches.read_ahead.own_samples import OwnSamples
+    from meshd.batches.read_ahead.read_hints import PackedReads
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import SampleOrder
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 SEEK_BYTES: Final = 2_400_000
 """Bytes that a disk of 200 MB/s reads in the time of one seek and half a turn, 12 ms."""
+SHORT_SEEK_BYTES: Final = 1_000_000
+"""The same for a seek within a data file, 5 ms."""
 MIN_WINDOW_BYTES: Final = 32 << 20
 MAX_WINDOW_ROWS: Final = 1 << 18
 """A node's own samples in a window: bounds the memory and time of looking up a window."""
@@ -54,10 +58,32 @@ def first_size(order: SampleOrder, batch: float) -> int:
     return max(MIN_WINDOW_BYTES, least)
 
 
-def next_size(order: SampleOrder, size: int, budget: int) -> int:
+def awaited_size(order: SampleOrder, batch: float, snapshot: Snapshot, fraction: float) -> int:
+    """Return the bytes of a reader's first window if a batch waits for it. `fraction`: how much of the
+    snapshot the node reads.
+
+    In a full shuffle, the rows of the batch lie in all parts of the window. Where the gaps between its
+    samples are too large to be read through, each costs a short seek, in a large window as in a small one: so
+    the usual first window is halved until it costs no more than the seeks of one batch would, or as long as
+    it has the samples of one.
+    """
+    size, whole = first_size(order, batch), _total_bytes(snapshot)
+    mean, total = whole / snapshot.samples, whole * fraction
+    if not isinstance(order, GlobalOrder) or total * mean <= size * (mean + GAP_BYTES):
+        return size
+    most = batch * SEEK_BYTES * mean / (mean + SHORT_SEEK_BYTES)
+    while size > most and size // 2 >= batch * mean:
+        size //= 2
+    return size
+
+
+def next_size(order: SampleOrder, size: int, budget: int, usual: int = 0) -> int:
     """Return the bytes of the window after one of `size` bytes: twice as many, up to the budget. In stored
-    order larger windows would not save any seek."""
-    return size if isinstance(order, StoredOrder) else min(2 * size, budget)
+    order larger windows would not save any seek. `usual`: of a first window that no batch waits for; smaller
+    ones together take its place."""
+    if isinstance(order, StoredOrder):
+        return size
+    return min(2 * usual if size < usual <= 2 * size + 1 else 2 * size, budget)
 
 
 def fitting_size(size: int, share: int) -> int:
@@ -75,17 +101,24 @@ def has_room(order: SampleOrder, held: Sequence[int], size: int, share: int) -> 
 
 
 def cut_window(
-    snapshot: Snapshot, order: SampleOrder, first: int, size: int, own: OwnSamples | None = None
+    snapshot: Snapshot,
+    order: SampleOrder,
+    first: int,
+    size: int,
+    own: OwnSamples | None = None,
+    packed: PackedReads | None = None,
 ) -> CutWindow:
     """Return the window that begins at position `first`, and in which about `size` bytes, or one sample, are
-    the node's `own`; None: all are."""
+    the node's `own`; None: all are. `packed`: what is read, if the order is of packed rows."""
     if own is not None and not own.fraction:
         return CutWindow(first, order.n, np.empty(0, np.int64), 0)
-    columns = bytes_columns(snapshot)
-    mean = max(1.0, sum(column.total_bytes() for column in columns.values()) / snapshot.samples)
+    if packed is None:
+        mean = max(1.0, _total_bytes(snapshot) / snapshot.samples)
+    else:
+        mean = max(1.0, packed.mean_bytes)
     mean *= own.fraction if own else 1.0
     return cut_positions(
-        order, first, size, mean, lambda begin, end: _own_between(snapshot, order, begin, end, own)
+        order, first, size, mean, lambda begin, end: _own_between(snapshot, order, begin, end, own, packed)
     )
 
 
@@ -143,20 +176,36 @@ def window_end(
 
 
 def window_between(
-    snapshot: Snapshot, order: SampleOrder, first: int, end: int, own: OwnSamples | None = None
+    snapshot: Snapshot,
+    order: SampleOrder,
+    first: int,
+    end: int,
+    own: OwnSamples | None = None,
+    packed: PackedReads | None = None,
 ) -> CutWindow:
-    """Return the window of the positions first…end−1, whatever its size."""
-    _, samples, lengths = _own_between(snapshot, order, first, end, own)
+    """Return the window of the positions first…end−1, whatever its size; see `cut_window`."""
+    _, samples, lengths = _own_between(snapshot, order, first, end, own, packed)
     return CutWindow(first, end, samples, int(lengths.sum()))
 
 
+def _total_bytes(snapshot: Snapshot) -> int:
+    return sum(column.total_bytes() for column in bytes_columns(snapshot).values())
+
+
 def _own_between(
-    snapshot: Snapshot, order: SampleOrder, first: int, end: int, own: OwnSamples | None
+    snapshot: Snapshot,
+    order: SampleOrder,
+    first: int,
+    end: int,
+    own: OwnSamples | None,
+    packed: PackedReads | None,
 ) -> tuple[Integers, Integers, Integers]:
     """Return the node's samples at the positions first…end−1: their positions, themselves and their sizes in
     bytes: int64[n] each."""
     positions = np.arange(first, end, dtype=np.int64)
     samples = order.samples_at(positions)
+    if packed is not None:
+        return positions, samples, packed.bytes_of(samples, own)
     if own is not None:
         kept = own.includes(samples)
         positions, samples = positions[kept], samples[kept]

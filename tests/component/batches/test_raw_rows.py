@@ -23,6 +23,7 @@ from meshd.core.frame_address import FrameAddress, common_block
 from meshd.core.memory_frames import is_sealed
 from meshd.core.plan_record import FieldOutput, Plan
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
+from meshd.store.integrity.verification import drain_damage_reports
 from meshd.store.records import Meta
 from meshd.store.store import Store
 from meshd.transform.row_blocks import BlockCopier
@@ -423,6 +424,27 @@ def test_what_cannot_be_copied_together_is_rendered_alone(
 
     def broken(*_: Any) -> Any:
         raise SourceGoneError("gone")
+
+    asyncio.run(run())
+
+
+def test_a_file_that_cannot_be_read_is_reported_as_damaged(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each later batch would fail alike, even where another node has the bytes."""
+    monkeypatch.setattr(frame_builder, "FEWEST_ROWS", 1 << 30)  # rows are read, not mapped
+    drain_damage_reports(lambda extent: True)
+
+    async def run() -> None:
+        plan = await node.plan("lines")
+        found = node.store.get("b", "d/0.txt")
+        assert found is not None
+        [extent], [place] = found.extents, node.store.locate(found)
+        os.truncate(place.path, place.offset + 1)
+        with pytest.raises(BatchError, match="cannot be read now") as caught:
+            await node.batch(plan, 0)
+        assert caught.value.code == "Busy"
+        assert extent in drain_damage_reports(lambda extent: True)
 
     asyncio.run(run())
 

@@ -15,10 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
+from meshd.batches.read_ahead.disk_reader import SHORT_BYTES, DiskReader, DiskWork, _Read
+from meshd.batches.read_ahead.extents import READ_BYTES, plan_reads
+from meshd.store.disks.disk_type import request_limit
 from meshd.store.disks.layout import Disks
 from meshd.store.engine.data_files import Segment
+from meshd.util.clock import SystemClock
 from meshsdk.admin.cluster_admin import scrape
 from meshsdk.client.settings import parse_endpoint
 from meshwire.frame import tensor_frame
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 SAMPLES, SIZE, SHARD, BATCH = 600, 64 << 10, 50, 40
 TRIES = 3
+PAGE = 4096
 ORDERS: dict[str, dict[str, Any]] = {
     "blocks": {"kind": "blocks", "shards": 4},
     "global": {"kind": "global"},
@@ -190,6 +196,39 @@ def test_the_next_epoch_of_cached_data_reads_nothing(node: Node) -> None:
         assert node.disk.stats().bytes - before < SAMPLES * SIZE // 100
         read_ahead.append(node.counted("read_ahead_samples") - read)
     assert 0 in read_ahead, read_ahead
+
+
+@pytest.mark.parametrize("size", [READ_BYTES, SHORT_BYTES])
+def test_the_kernel_makes_the_requests_that_the_reader_counts_as_its_own(
+    disk: RotationalDisk, size: int
+) -> None:
+    """Whatever more the disk has to do is a read of others, which goes first."""
+    path, total = disk.path / "window", 32 * MIB
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, total)
+        file.write(random.Random(0).randbytes(total))
+    device = path.stat().st_dev
+    most = min(size, request_limit(device))
+    places = np.arange(0, total, size)
+    reads = plan_reads(np.zeros(len(places)), places, np.full(len(places), size), read=size)
+    counted, done, begin = list[int](), threading.Event(), _Read.begin
+
+    def begin_counted(read: _Read, request_bytes: int) -> None:
+        counted.append(read.requests_left(request_bytes))
+        begin(read, request_bytes)
+
+    disk.drop_caches()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Read, "begin", begin_counted)
+        reader = DiskReader(device, SystemClock())
+        reader.submit(DiskWork(device, [str(path)], reads, done.set))
+        assert done.wait(60)
+        reader.close()
+    requests = [each for each in disk.stats().requests if each.length > PAGE]  # no inodes
+    path.unlink()
+    assert sum(counted) == total // most
+    assert abs(len(requests) - sum(counted)) <= 2  # where the file changes from one run to the next
+    assert max(each.length for each in requests) <= most
 
 
 @pytest.mark.parametrize("in_runs", [True, False])

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshd.batches.read_ahead.extents import plan_reads
+from meshd.batches.read_ahead.extents import merge_ranges, plan_reads
 from meshd.batches.read_ahead.own_samples import OwnSampleFinder
 from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, cut_window, window_between, window_end
 from meshwire.dataset.build_snapshot import build_from_objects
@@ -58,6 +58,22 @@ def test_only_gaps_up_to_the_limit_are_read(found: list[tuple[int, int, int]], g
     for first, second in zip(range(len(reads)), range(1, len(reads)), strict=False):
         if reads.files[first] == reads.files[second]:
             assert reads.offsets[second] - reads.offsets[first] - reads.lengths[first] > gap
+
+
+@given(extents, st.integers(0, 1 << 20))
+def test_merged_ranges_cover_all_and_no_gap_that_is_not_read_through(
+    found: list[tuple[int, int, int]], gap: int
+) -> None:
+    table = np.array([*found, (9, 5, 0)], np.int64)
+    merged = merge_ranges(table[:, 0], table[:, 1], table[:, 2], gap=gap)
+    for (one, offset, length), (other, place, _) in itertools.pairwise(merged):
+        assert one < other or (one == other and offset + length + gap < place)
+    for number, offset, length in found:
+        assert any(
+            number == one and place <= offset and offset + length <= place + size
+            for one, place, size in merged
+        )
+    assert sum(size for *_, size in merged) <= sum(length for *_, length in found) + gap * len(found)
 
 
 @given(

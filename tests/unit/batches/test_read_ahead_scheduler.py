@@ -13,7 +13,15 @@ from meshd.batches.read_ahead.extents import plan_reads
 from meshd.batches.read_ahead.read_hints import PlannedFrame
 from meshd.batches.read_ahead.scheduler import CONTENDED_IDLE_SECONDS, IDLE_SECONDS, ReadScheduler
 from meshd.batches.read_ahead.window_lookup import DiskReads
-from meshd.batches.read_ahead.windows import MIN_WINDOW_BYTES, has_room
+from meshd.batches.read_ahead.windows import (
+    MIN_WINDOW_BYTES,
+    SEEK_BYTES,
+    SHORT_SEEK_BYTES,
+    awaited_size,
+    first_size,
+    has_room,
+    next_size,
+)
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
 from meshwire.dataset.build_snapshot import build_from_objects
@@ -477,5 +485,39 @@ def test_samples_of_a_warm_up_are_read_behind_all_windows() -> None:
         dropped.cancel()
         await asyncio.gather(dropped, return_exceptions=True)
         assert work.cancelled
+
+    running({"kind": "global"}, story)
+
+
+@pytest.mark.parametrize("batch", [1, BATCH, 100])
+def test_a_batch_of_a_full_shuffle_waits_for_no_more_seeks_than_it_has_rows(batch: int) -> None:
+    """Its window lies scattered over the disk: of all its samples, each costs a short seek."""
+    world = World({"kind": "global"})
+    order = snapshot_order(world.plan.spec, world.snapshot, 0)
+    seeks = awaited_size(order, batch, world.snapshot, 1.0) / SIZE
+    assert seeks >= batch
+    assert seeks * (SIZE + SHORT_SEEK_BYTES) <= 1.05 * batch * SEEK_BYTES or seeks < 2 * batch
+    # Together, the small windows are the one in whose place they are.
+    sizes, usual = [awaited_size(order, batch, world.snapshot, 1.0)], first_size(order, batch)
+    while sizes[-1] < usual:
+        sizes.append(next_size(order, sizes[-1], BUDGET, usual))
+    assert usual - sizes[0] - len(sizes) <= sum(sizes[:-1]) <= usual
+    assert sizes[-1] == min(2 * usual, BUDGET)
+    # Of a node with less data, the window is dense: reading through the gaps takes less time than seeks.
+    dense = MIN_WINDOW_BYTES / SAMPLES / SIZE
+    assert awaited_size(order, batch, world.snapshot, dense) == first_size(order, batch)
+
+
+def test_only_windows_that_a_batch_waits_for_are_small() -> None:
+    async def story(world: World) -> None:
+        world.ask(0)
+        await settled()
+        world.read_all()
+        assert len(world.lookup.windows[0]) < 2 * BATCH
+        for _ in range(5):  # a reader of its own, far from the other; when it has all windows, the next epoch
+            world.ask(SAMPLES // BATCH - 1)
+            await settled()
+            world.read_all()
+        assert world.order(1)[: MIN_WINDOW_BYTES // SIZE] in world.lookup.windows
 
     running({"kind": "global"}, story)

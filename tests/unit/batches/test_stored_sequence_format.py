@@ -57,7 +57,16 @@ def test_every_piece_is_what_was_stored(lengths: list[int], data: st.DataObject)
     length = data.draw(st.integers(1, 9001))
     first = sum(max(0, one) for one in lengths[:place]) + begin
     for field, column in enumerate(columns.values()):
-        found = index.read_piece(field, place, begin, length, lambda at, size: chunk[at : at + size])
+        reads: list[tuple[int, int]] = []
+
+        def read(at: int, size: int, reads: list[tuple[int, int]] = reads) -> bytes:
+            reads.append((at, size))
+            return chunk[at : at + size]
+
+        found = index.read_piece(field, place, begin, length, read)
+        piece = (np.array([number], np.int64) for number in (place, begin, length))
+        foretold = zip(*(part.tolist() for part in index.block_ranges(field, *piece)), strict=True)
+        assert list(foretold) == reads
         if begin + length > lengths[place]:
             assert found is None
         else:
