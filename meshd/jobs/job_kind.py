@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from meshd.objects.object_reader import VersionLookup
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
+    from meshd.store.disks.page_loader import PageLoader
     from meshwire.jobs.job_spec import JobSpec
 
 FAILURES: Final = 100
@@ -101,7 +102,8 @@ class ProgressCounter:
 
 
 class JobServices(msgspec.Struct, frozen=True):
-    """The services for all job kinds. `store` is this node's; `objects` also covers other nodes."""
+    """The services for all job kinds. `store` is this node's; `objects` also covers other nodes.
+    `window_bytes`: what a job may load ahead with `pages`, 0 if this node has no rotational disk."""
 
     store: ObjectStore
     objects: RemoteObjects
@@ -109,6 +111,8 @@ class JobServices(msgspec.Struct, frozen=True):
     versions: VersionLookup
     access: Authorizer
     outputs: OutputStore
+    pages: PageLoader
+    window_bytes: int
 
 
 class JobRun(msgspec.Struct, frozen=True):

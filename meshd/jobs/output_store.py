@@ -1,10 +1,11 @@
-"""Output store: stores and removes the outputs of jobs on the owner of each key, of this node or another.
+"""Output store: stores, finds and removes the outputs of jobs at the primary of each key, on any node.
 
-Law: an output is written completely or not at all, under the current settings of the target; when a write
-or a lookup returns, what it wrote or found is durable on every required replica. Unreachable or disagreeing
-nodes raise Busy, and the job retries. Another node writes and looks up only names that it owns; otherwise the
-response is 421 with its map version, and nothing was changed. The node that runs the job has authorized it.
-A write that is cancelled before its commit leaves nothing; a commit or removal in progress ends first.
+Law: an output is written completely or not at all, under the current settings of the target. When a write or
+a lookup returns, the output that it wrote or found is durable on every required replica. Unreachable or
+disagreeing nodes raise Busy, and the job retries. A node accepts calls only for names whose primary it is;
+otherwise it answers 421 with its map version and changes nothing. The node that runs the job has authorized
+it. A write that is cancelled before its commit leaves nothing; a commit or removal in progress ends before
+the cancellation.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.jobs")
 MAX_METADATA_BYTES: Final = 64 << 10
-_LENGTH: Final = 4
+_LENGTH_BYTES: Final = 4
 _TIMEOUT: Final = 90.0
 """Seconds of silence: the primary of a name may wait for its replicas before it answers."""
 COMMIT_SECONDS: Final = _TIMEOUT + 10.0
-"""Seconds that a run which is to end waits for its commits in progress: longer than these wait for a node."""
+"""Seconds for which a cancelled run waits for its commits in progress: longer than these wait for a node."""
 BodyPiece = bytes | memoryview
 UserMetadata = dict[str, str]
 Request = TypeVar("Request")
@@ -134,10 +135,10 @@ class OutputStore(Protocol):
     """Stores the outputs of jobs."""
 
     async def lookup_outputs(self, bucket: str, keys: Sequence[str]) -> Sequence[UserMetadata | None]:
-        """Return the user metadata of the present objects of these keys, None where there is no object.
+        """Return the user metadata of the objects with these keys, None for a key without an object.
 
-        An object that is found is on every required replica then: the write of it may have been cut off
-        before it had reached all of them. Raises NotReplicatedError.
+        Every object that is found is on every required replica when this returns, even if its write was
+        interrupted before it had reached all of them. Raises NotReplicatedError.
         """
         ...
 
@@ -148,10 +149,10 @@ class OutputStore(Protocol):
     async def write_output(
         self, target: OutputTarget, body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata]
     ) -> None:
-        """Store the body. `facts` is called after all of it was taken.
+        """Store the body. `facts` is called once the body has been consumed.
 
         A piece that is a memoryview must not change until the second piece after it is requested. Raises
-        BatchError NoSuchBucket, Busy; StoreError, S3Error, and what the body raises.
+        BatchError NoSuchBucket, Busy; StoreError, S3Error, and the body's errors.
         """
         ...
 
@@ -161,9 +162,9 @@ class OutputStore(Protocol):
 
 
 class LocalOutputStore:
-    """Writes outputs whose primary is this node. One per process.
+    """Stores outputs whose primary is this node. One per process.
 
-    `replicated` sends writes to the other nodes, too; `stored` is called for every output.
+    `replicated` also sends writes to the other replicas; `stored` is called for every output.
     """
 
     def __init__(
@@ -181,7 +182,8 @@ class LocalOutputStore:
         return [each.result() for each in found]
 
     async def _lookup(self, bucket: str, key: str) -> UserMetadata | None:
-        """Return None for an output whose bytes are damaged, too: it is written again."""
+        """Return an output's metadata. Returns None if its bytes are damaged, too, so that the job writes it
+        again."""
         record = self._store.get(bucket, key)
         if record is None or record.broken:
             return None
@@ -214,7 +216,7 @@ class LocalOutputStore:
         setting = self._versions.versioning_of(target.bucket)
         try:
             record = await writer.commit(meta, versioning=setting)
-        except CorruptExtentError as error:  # read for the other nodes, which do not have it yet
+        except CorruptExtentError as error:  # found when it was read to send it to the other nodes
             raise busy(f"an output is damaged and will be written again: {error}") from error
         failpoints.hit("jobs.output.committed")
         await self._settle(target, record)
@@ -239,7 +241,7 @@ class LocalOutputStore:
 
 
 class ClusterOutputStore:
-    """Writes outputs in a cluster: sends each to the primary of its name, in one call."""
+    """Stores outputs in a cluster: sends each to the primary of its name, in one call."""
 
     def __init__(
         self, own: LocalOutputStore, objects: RemoteObjects, mesh: ClusterView, forwarder: WriteForwarder
@@ -265,8 +267,8 @@ class ClusterOutputStore:
         if node is None:
             found.update(zip(keys, await self._own.lookup_outputs(bucket, keys), strict=True))
         else:
-            told = await self._send(node, LOOKUP_OUTPUTS, LookupOutputs(bucket, list(keys)))
-            found.update(zip(keys, told, strict=True))
+            theirs = await self._send(node, LOOKUP_OUTPUTS, LookupOutputs(bucket, list(keys)))
+            found.update(zip(keys, theirs, strict=True))
 
     async def list_outputs(self, bucket: str, prefix: str, after: str, limit: int) -> Page:
         """See `OutputStore.list_outputs`. Raises BatchError Busy."""
@@ -283,7 +285,7 @@ class ClusterOutputStore:
             await self._own.write_output(target, body, facts)
             return
         name = OutputName(target.bucket, target.key, -1 if target.size is None else target.size)
-        sent = asyncio.Event()  # all of it: the other node may commit
+        sent = asyncio.Event()  # the whole body: from then on, the other node may commit
         send = self._send(node, WRITE_OUTPUT, name, _body_with_metadata(body, facts, sent))
         await finish_before_cancel(send, COMMIT_SECONDS, sent.is_set)
         failpoints.hit("jobs.output.committed")
@@ -295,7 +297,7 @@ class ClusterOutputStore:
                 group.create_task(self._remove(node, bucket, some))
 
     def _by_primary(self, bucket: str, keys: Sequence[str]) -> Iterable[tuple[Node | None, list[str]]]:
-        """Return the keys by the primary of their names, None for this node."""
+        """Group the keys by the primary of their names, None for this node."""
         groups: dict[str, tuple[Node | None, list[str]]] = {}
         for key in keys:
             node = self._mesh.other_primary(bucket, key)
@@ -316,8 +318,8 @@ class ClusterOutputStore:
         request: Request,
         body: AsyncGenerator[bytes, None] | None = None,
     ) -> Response:
-        """Raises BatchError Busy if the node did not act: the job sends the output again, and it is the same
-        then. Raises as `WriteForwarder.send`."""
+        """Send a call. Raises BatchError Busy if the node did not act: the job then sends the same output
+        again. Also raises as `WriteForwarder.send` does."""
         try:
             return await self._forwarder.send(
                 node, call, request, INTERNAL_WRITE, body, repeatable=True, refused=_refusal
@@ -335,17 +337,17 @@ def _refusal(_: Node, refused: PeerRefusedError) -> Exception:
 async def _body_with_metadata(
     body: AsyncGenerator[BodyPiece, None], facts: Callable[[], OutputMetadata], sent: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes, the encoded metadata, and its length; `sent` is set before these two."""
+    """Yield the bytes, the encoded metadata, and its length. Sets `sent` before the last two."""
     async with aclosing(body):
         async for piece in body:
             yield bytes(piece)
-    told = msgspec.msgpack.encode(facts())
+    metadata = msgspec.msgpack.encode(facts())
     sent.set()
-    yield told + len(told).to_bytes(_LENGTH, "big")
+    yield metadata + len(metadata).to_bytes(_LENGTH_BYTES, "big")
 
 
 class OutputBodyParser:
-    """Parses a body that `ClusterOutputStore.write_output` sends: read `pieces` first, then `metadata`."""
+    """Parses a body that `ClusterOutputStore.write_output` sent: read `pieces` first, then `metadata`."""
 
     def __init__(self, source: AsyncIterable[bytes]) -> None:
         self._source, self._ending = source, bytearray()
@@ -355,14 +357,14 @@ class OutputBodyParser:
 
     async def pieces(self) -> AsyncGenerator[BodyPiece, None]:
         """Yield the bytes of the output."""
-        kept = MAX_METADATA_BYTES + _LENGTH
+        kept = MAX_METADATA_BYTES + _LENGTH_BYTES  # the last bytes, which may be metadata
         async for piece in self._source:
             self._ending += piece
             if len(self._ending) > 2 * kept:
                 yield bytes(self._ending[:-kept])
                 del self._ending[:-kept]
-        length = int.from_bytes(self._ending[-_LENGTH:], "big")
-        end = len(self._ending) - _LENGTH - length
+        length = int.from_bytes(self._ending[-_LENGTH_BYTES:], "big")
+        end = len(self._ending) - _LENGTH_BYTES - length
         if end < 0 or length > MAX_METADATA_BYTES:
             raise S3Error("InvalidArgument", "an output was received without its metadata")
         if end:
@@ -371,20 +373,20 @@ class OutputBodyParser:
 
     def metadata(self) -> OutputMetadata:
         """Return the metadata at the end of the body. Raises S3Error InvalidArgument."""
-        return decode_message(bytes(self._ending[:-_LENGTH]), _decode_metadata)
+        return decode_message(bytes(self._ending[:-_LENGTH_BYTES]), _decode_metadata)
 
 
 class JobOutputHandlers:
-    """Finds, writes and removes outputs for other nodes. One per process."""
+    """Handles the calls of other nodes. One per process."""
 
     def __init__(self, own: LocalOutputStore, mesh: ClusterView) -> None:
         self._own, self._mesh = own, mesh
 
     @handler(LOOKUP_OUTPUTS)
-    async def lookup_outputs(self, asked: LookupOutputs, context: CallContext) -> list[UserMetadata | None]:
-        for key in asked.keys:
-            self._mesh.require_primary(asked.bucket, key)
-        return [*await self._own.lookup_outputs(asked.bucket, asked.keys)]
+    async def lookup_outputs(self, request: LookupOutputs, context: CallContext) -> list[UserMetadata | None]:
+        for key in request.keys:
+            self._mesh.require_primary(request.bucket, key)
+        return [*await self._own.lookup_outputs(request.bucket, request.keys)]
 
     @handler(WRITE_OUTPUT)
     async def write_output(self, name: OutputName, context: CallContext) -> None:
@@ -395,7 +397,7 @@ class JobOutputHandlers:
             await self._own.write_output(target, pieces, body.metadata)
 
     @handler(REMOVE_OUTPUTS)
-    async def remove_outputs(self, asked: RemoveOutputs, context: CallContext) -> None:
-        for key in asked.keys:
-            self._mesh.require_primary(asked.bucket, key)
-        await self._own.remove_outputs(asked.bucket, asked.keys)
+    async def remove_outputs(self, request: RemoveOutputs, context: CallContext) -> None:
+        for key in request.keys:
+            self._mesh.require_primary(request.bucket, key)
+        await self._own.remove_outputs(request.bucket, request.keys)

@@ -378,17 +378,19 @@ def _explained(error: Exception, job_id: str) -> str:
     """Return why a job failed, for the user who started it; the log has details for operators only."""
     error = _first(error)
     if isinstance(error, BatchError):
-        told = "; ".join(filter(None, (error.message, error.help)))
+        message = "; ".join(filter(None, (error.message, error.help)))
     elif isinstance(error, S3Error):
-        told = f"{error.code}: {error.message}"
+        message = f"{error.code}: {error.message}"
     elif isinstance(error, CorruptExtentError) and error.name:
-        told = f"{error.name} is damaged on the disk: upload the same bytes again, then start the job again"
+        message = (
+            f"{error.name} is damaged on the disk: upload the same bytes again, then start the job again"
+        )
     elif isinstance(error, StoreError):
-        told = f"the store reports: {error}"
+        message = f"the store reports: {error}"
     elif isinstance(error, PlanError):
-        told = str(error)
+        message = str(error)
     else:
         _log.error("job failed unexpectedly", extra={"job": job_id}, exc_info=error)
         return "unexpected error; the node's log has the details"
-    _log.warning("job failed", extra={"job": job_id, "why": told[:500]})
-    return told
+    _log.warning("job failed", extra={"job": job_id, "why": message[:500]})
+    return message

@@ -18,13 +18,14 @@ from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import ObjectRange, ReadFailure
 from meshd.jobs.scratch import scratch_prefix, unpacked_name
 from meshd.peer_reads.replica_selection import missing_part_error
-from meshd.store.errors import CorruptExtentError, ExtentGoneError
+from meshd.store.disks.page_loader import places_by_disk
+from meshd.store.errors import CorruptExtentError, ExtentGoneError, StoreError
 from meshd.store.integrity.verification import StreamVerifier, damage_context, report_damage
 from meshd.store.records import Span
 from meshd.telemetry import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from meshd.jobs.job_kind import JobRun, JobServices
@@ -187,6 +188,21 @@ class SourceReader:
         await self._proofs.require_verified(
             [opened[source].spans[number].sub_span(0, 0) for source, number in wanted]
         )
+
+    def places(self, source: int, offset: int, length: int) -> Mapping[int, list[Location]]:
+        """Return where bytes of a source are on this node, by disk; nothing if they are elsewhere, or
+        cannot be read (blocking)."""
+        try:
+            record = self._record(source)
+            if record is None:
+                return {}
+            return places_by_disk(record, self._store.locate(record), offset, length)
+        except (BatchError, StoreError):
+            return {}
+
+    def far_part(self, source: int, offset: int, length: int) -> ObjectRange:
+        """Return the name of bytes of a source for other nodes."""
+        return self._part([SourceRange(0, source, offset, length)])
 
     def close(self) -> None:
         self._forget()

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
@@ -178,6 +179,24 @@ class PeerFetcher:
                 )
         return FetchedParts(room, [place or ReadFailure("Busy") for place in places])
 
+    async def load_parts(self, parts: Sequence[ObjectRange]) -> None:
+        """Have the nodes that are asked first for these parts read them into memory, in the order of their
+        rotational disks. A node that cannot, or runs an earlier release, reads them when they are fetched."""
+        me = self._mesh.node_id
+        groups: dict[str, tuple[Node, list[ObjectRange]]] = {}
+        for part in parts:
+            readers = self._mesh.route_for(part.bucket, part.key).read_set
+            node = next((node for node in readers if node.node_id != me), None)
+            if node is not None and not self._backs(part.bucket):
+                groups.setdefault(node.node_id, (node, []))[1].append(part)
+        await asyncio.gather(*[self._load_on(node, wanted) for node, wanted in groups.values()])
+
+    async def _load_on(self, node: Node, parts: Sequence[ObjectRange]) -> None:
+        for start in range(0, len(parts), peer_messages.MAX_PARTS):
+            request = peer_messages.ReadRequest(list(parts[start : start + peer_messages.MAX_PARTS]))
+            with suppress(MeshdError):
+                await self._selector.peers.call_typed(node, peer_messages.LOAD_PARTS, request)
+
     def _is_lost(self, part: ObjectRange, quarantined: set[str]) -> bool:
         """Whether no node can have a sound copy; `quarantined`: other nodes that have it in quarantine."""
         readers = {node.node_id for node in self._mesh.route_for(part.bucket, part.key).read_set}
@@ -200,9 +219,9 @@ class PeerFetcher:
             return found
         metrics.remote_failures.labels("Damaged").inc(len(torn))
         name = f"{parts[torn[0]].bucket}/{parts[torn[0]].key}"
-        told = {"object": name, "parts": len(torn), "from": node.node_id}
+        fields = {"object": name, "parts": len(torn), "from": node.node_id}
         _log.warning(
-            "bytes of another node do not match their checksum; asking it to verify its copy", extra=told
+            "bytes of another node do not match their checksum; asking it to verify its copy", extra=fields
         )
         again: Sequence[Location | ReadFailure] = ()
         try:

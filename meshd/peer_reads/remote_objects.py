@@ -329,6 +329,10 @@ class RemoteObjects:
         """Fetch these bytes; see `PeerFetcher.fetch_parts`."""
         return await self._fetcher.fetch_parts(parts, memory, proven=proven)
 
+    async def load_parts(self, parts: Sequence[ObjectRange]) -> None:
+        """Have other nodes load these bytes; see `PeerFetcher.load_parts`."""
+        await self._fetcher.load_parts(parts)
+
     async def read_origin_part(self, part: ObjectRange) -> bytes:
         """Read a part of an object in a bucket with an origin, for another node. Raises BatchError."""
         data = await self._fetcher.require_origins().read_range(part)

@@ -108,15 +108,15 @@ class ResumeSource:
         return f"<ResumeSource of {self._node_id}>"
 
     @stream_handler(RESUME_READ)
-    def read_rest(self, asked: ResumeRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
+    def read_rest(self, request: ResumeRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
         """Return the rest of a response. Raises S3Error NoSuchVersion; StoreError while bytes are read."""
-        record = self._store.get_version(asked.bucket, asked.key, asked.version or NULL)
-        same = record is not None and (record.etag, record.size) == (asked.etag, asked.size)
-        if record is None or not same or asked.offset + asked.length > record.size:
+        record = self._store.get_version(request.bucket, request.key, request.version or NULL)
+        same = record is not None and (record.etag, record.size) == (request.etag, request.size)
+        if record is None or not same or request.offset + request.length > record.size:
             raise S3Error("NoSuchVersion", f"{self._node_id} does not hold this version.")
         if record.broken:
             raise S3Error("NoSuchVersion", f"The copy of {self._node_id} is damaged.")
-        return self._pieces(record, asked.offset, asked.length)
+        return self._pieces(record, request.offset, request.length)
 
     async def _pieces(self, record: Record, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Yield the bytes; whole extents are verified against their checksums."""

@@ -144,27 +144,27 @@ class CopySourceHandlers:
         self._local, self._mesh = local, mesh
 
     @handler(FIND_SOURCE)
-    async def find_source(self, asked: CopySourceRequest, context: CallContext) -> Record:
-        self._require_reader(asked)
-        return await self._local.find_source(asked)
+    async def find_source(self, request: CopySourceRequest, context: CallContext) -> Record:
+        self._require_reader(request)
+        return await self._local.find_source(request)
 
     @handler(SOURCE_EXISTS)
-    async def source_exists(self, asked: CopySourceRequest, context: CallContext) -> bytes:
-        self._require_reader(asked)
-        return b"1" if self._local.has_versions(asked.bucket, asked.key) else b""
+    async def source_exists(self, request: CopySourceRequest, context: CallContext) -> bytes:
+        self._require_reader(request)
+        return b"1" if self._local.has_versions(request.bucket, request.key) else b""
 
     @stream_handler(READ_SOURCE)
     async def read_source(
-        self, asked: CopySourceRequest, context: CallContext
+        self, request: CopySourceRequest, context: CallContext
     ) -> AsyncGenerator[bytes, None]:
-        self._require_reader(asked)
-        async with aclosing(self._local.read_source(asked)) as pieces:
+        self._require_reader(request)
+        async with aclosing(self._local.read_source(request)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def _require_reader(self, asked: CopySourceRequest) -> None:
+    def _require_reader(self, request: CopySourceRequest) -> None:
         """Raise StaleMapError unless this node is in the read set of the name."""
-        if not self._mesh.is_reader(asked.bucket, asked.key):
+        if not self._mesh.is_reader(request.bucket, request.key):
             raise StaleMapError(self._mesh.current_map().version)
 
 

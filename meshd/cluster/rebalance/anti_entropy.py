@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from meshd.cluster.rebalance.sync_plan import Item, missing_items, surplus_items
+from meshd.cluster.rebalance.fetch_windows import LARGE, STREAMS, WINDOW_ITEMS, FetchWindows
+from meshd.cluster.rebalance.sync_plan import missing_items, surplus_items
 from meshd.cluster.rebalance.sync_source import (
     DigestsRequest,
     FetchFrame,
@@ -38,16 +39,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshd.cluster.rebalance.sync_plan import RemovalItem, Scope
+    from meshd.cluster.rebalance.sync_plan import Item, RemovalItem, Scope
     from meshd.cluster.rebalance.sync_source import SyncPeer, SyncSource
     from meshd.store.replica.changes import Change
     from meshd.store.replica.inventory import HeldName, InventoryPage
     from meshd.store.store import Store
 
-_STREAMS: Final = 4  # parallel fetches from one peer
-_BATCH_BYTES: Final = 4 << 20
-_BATCH_ITEMS: Final = 256
-_LARGE: Final = 1 << 20
 _REMOVAL_BATCH: Final = 512  # removals applied together
 _IN_FLIGHT_BYTES: Final = 32 << 20  # bytes of small items being written
 _ITEM_OVERHEAD: Final = 64 << 10  # memory cost of an item besides its bytes
@@ -120,7 +117,7 @@ class AntiEntropySync:
     """One comparison with one peer. `rest` is awaited with the bytes of each piece of work and throttles in
     favor of clients. `standing`: the stamp up to which this store has received every change. If the peer has
     forgotten removals since then, this store's data is not trusted, and `drop` is called with what the peer
-    does not have."""
+    does not have. `window`: how many small items to request at a time."""
 
     def __init__(
         self,
@@ -133,11 +130,12 @@ class AntiEntropySync:
         tally: SyncStats,
         standing: int = 1 << 64,
         drop: Callable[[list[HeldName]], Awaitable[None]] | None = None,
+        window: Callable[[], int] = lambda: WINDOW_ITEMS,
     ) -> None:
         self._store, self._mine, self._holder, self._scope = store, mine, holder, scope
         self._rest, self._standing, self._drop = rest, standing, drop
         self.stats = tally
-        self._batches: asyncio.Queue[tuple[Item, ...] | None] = asyncio.Queue(2 * _STREAMS)
+        self._windows = FetchWindows(window)
         self._entering = ByteSemaphore(_IN_FLIGHT_BYTES)
 
     async def run_sync(self) -> SyncStats:
@@ -147,11 +145,9 @@ class AntiEntropySync:
         if scope:
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(_STREAMS):
-                        group.create_task(self._fetching())
+                    self._start_fetching(group)
                     await self._compare_names(scope)
-                    for _ in range(_STREAMS):
-                        await self._batches.put(None)
+                    await self._windows.close()
             except BaseExceptionGroup as errors:
                 raise _first(errors) from errors
         return self.stats
@@ -160,11 +156,10 @@ class AntiEntropySync:
         """Fetches exactly these items without comparing. Raises the same errors as `run_sync`."""
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(_STREAMS):
-                    group.create_task(self._fetching())
-                await self._enqueue_batches(list(items), every=True)
-                for _ in range(_STREAMS):
-                    await self._batches.put(None)
+                self._start_fetching(group)
+                self.stats.lacked += len(items)
+                await self._windows.add(items)
+                await self._windows.close()
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         return self.stats
@@ -200,11 +195,12 @@ class AntiEntropySync:
     # which names ------------------------------------------------------------------------------------------
 
     async def _compare_names(self, scope: Scope) -> None:
-        own, after, items = LocalInventory(self._mine, scope), b"", list[Item]()
+        own, after = LocalInventory(self._mine, scope), b""
         while True:
             page = await self._holder.read_inventory(InventoryRequest(scope, after, _PAGE))
             mine = await own.read_up_to(page.after)
             ended: list[RemovalItem] = []
+            items: list[Item] = []
             for number, theirs in enumerate(page.names):
                 if number % _SLICE == 0:
                     await self._rest(PIECE_BYTES)
@@ -213,7 +209,8 @@ class AntiEntropySync:
                 ended += lacks.ended
                 items += lacks.items
             await self._apply_removals(ended)
-            items = await self._enqueue_batches(items, every=not page.after)
+            self.stats.lacked += len(items)
+            await self._windows.add(items)
             await self._drop_surplus(mine, page)
             after = page.after
             if not after:
@@ -227,24 +224,6 @@ class AntiEntropySync:
             await asyncio.gather(*[self._store.apply_change(_removal_change(each)) for each in run])
             self.stats.entered += len(run)
 
-    async def _enqueue_batches(self, items: list[Item], *, every: bool) -> list[Item]:
-        """Queues full batches; returns the items left for the next one."""
-        self.stats.lacked += len(items)
-        batches, batch, weight = list[tuple[Item, ...]](), list[Item](), 0
-        for item in items:
-            batch.append(item)
-            weight += item.size
-            if weight >= _BATCH_BYTES or len(batch) == _BATCH_ITEMS:
-                batches.append(tuple(batch))
-                batch, weight = [], 0
-        if every and batch:
-            batches.append(tuple(batch))
-            batch = []
-        for each in batches:
-            await self._batches.put(each)
-        self.stats.lacked -= len(batch)
-        return batch
-
     async def _drop_surplus(self, mine: dict[bytes, HeldName], page: InventoryPage) -> None:
         if self._drop is None:
             return
@@ -257,8 +236,12 @@ class AntiEntropySync:
 
     # facts and bytes --------------------------------------------------------------------------------------
 
-    async def _fetching(self) -> None:
-        while (batch := await self._batches.get()) is not None:
+    def _start_fetching(self, group: asyncio.TaskGroup) -> None:
+        for batches in (self._windows.small, *[self._windows.large] * STREAMS):
+            group.create_task(self._fetching(batches))
+
+    async def _fetching(self, batches: asyncio.Queue[tuple[Item, ...] | None]) -> None:
+        while (batch := await batches.get()) is not None:
             await self._fetch(batch)
 
     async def _fetch(self, batch: tuple[Item, ...]) -> None:
@@ -268,15 +251,16 @@ class AntiEntropySync:
         try:
             async with (
                 asyncio.TaskGroup() as group,
-                aclosing(self._holder.fetch_frames(FetchRequest(batch))) as pieces,  # type: ignore[type-var]  # a generator
+                aclosing(self._holder.fetch_frames(FetchRequest(batch, any_order=True))) as pieces,
             ):
                 stream = _FrameStream(pieces)
-                for item in batch:
-                    frame = await stream.read_frame()
+                for _ in batch:
+                    frame = await stream.read_frame(len(batch))
+                    item = batch[frame.number]
                     answered += 1
                     if frame.lost:
                         self.stats.lost += 1
-                    elif frame.size > _LARGE:
+                    elif frame.size > LARGE:
                         await self._stream_in(item, frame, stream)
                     else:
                         await self._entering.acquire(frame.size + _ITEM_OVERHEAD)
@@ -384,9 +368,13 @@ class _FrameStream:
         while size:
             size -= len(await self.read_some(size))
 
-    async def read_frame(self) -> FetchFrame:
+    async def read_frame(self, items: int) -> FetchFrame:
+        """Reads the frame of one of so many items."""
         length = int.from_bytes(await self.read_exactly(4), "big")
-        return msgspec.msgpack.decode(await self.read_exactly(length), type=FetchFrame)
+        frame = msgspec.msgpack.decode(await self.read_exactly(length), type=FetchFrame)
+        if not 0 <= frame.number < items:
+            raise SyncPeerLostError(f"the peer sent item {frame.number} of {items}")
+        return frame
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -11,14 +11,18 @@ comparison, later ones reach the caller as a member of the write set.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from collections import defaultdict, deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
+from meshd.cluster.rebalance.disk_order import CHUNK_ITEMS, chunks_in_disk_order
 from meshd.cluster.rebalance.sync_plan import INTERNAL_BUCKET, Item, Scope, ScopeFilter, SlotDigests  # noqa: TC001  msgspec reads annotations
 from meshd.rpc.peer_client import PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, BodyFramingError, PeerCall, ResponseStream, handler, stream_handler
+from meshd.store.disks.page_loader import CHUNK_BYTES, PageLoader, places_by_disk
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshd.store.integrity.verification import StreamVerifier, read_chunks, read_spans
 from meshd.store.records import NULL, Record, Upload, UploadedPart  # noqa: TC001  likewise
@@ -31,12 +35,12 @@ from meshd.store.replica.inventory import InventoryPage
 from meshd.util.shared_counters import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
-    from meshd.store.records import Span
+    from meshd.store.records import Location, Span
     from meshd.store.store import Store
     from meshwire.cluster import Node
 
@@ -47,6 +51,8 @@ _MAX_LOOKUPS: Final = 40_000  # per call: the response must arrive before the ca
 _SMALL: Final = 1 << 20
 _BATCH: Final = 64
 _PIECE: Final = 1 << 20
+_CHUNKS_AHEAD: Final = 4
+"""Chunks that are loaded while another one is sent, of different disks where there are several."""
 _U64: Final = np.dtype("<u8")
 
 
@@ -92,13 +98,15 @@ class DocumentsRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Requests metadata and bytes of these items."""
+    """Requests metadata and bytes of these items. `any_order`: the replies may come in the order of the
+    disks; a node of an earlier release keeps the order of the request."""
 
     items: tuple[Item, ...]
+    any_order: bool = False
 
 
 class FetchFrame(msgspec.Struct, frozen=True, array_like=True):
-    """The reply to one item, in request order; `size` bytes follow. `lost`: why this node cannot supply
+    """The reply to item `number` of the request; `size` bytes follow. `lost`: why this node cannot supply
     it."""
 
     number: int
@@ -144,8 +152,10 @@ class SyncSource:
         copies_of: Callable[[str], int],
         damaged: Callable[[bytes, int], None] = lambda name, stamp: None,
         rest: Callable[[int], Awaitable[None]] = _yield_to_loop,
+        loader: PageLoader | None = None,
     ) -> None:
         self._store, self._copies_of, self._damaged, self._rest = store, copies_of, damaged, rest
+        self._loader = loader or PageLoader()
 
     def __repr__(self) -> str:
         return f"<SyncSource of {self._store!r}>"
@@ -191,22 +201,74 @@ class SyncSource:
             await self._rest(PIECE_BYTES)
         return InventoryPage(tuple(names), after, self._store.inventory.tombstones_complete_since())
 
-    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncGenerator[bytes, None]:
         """Yields four bytes of length, the frame and the bytes of each item. A failure within a large item
         ends the stream. Raises CorruptExtentError, DiskFailedError."""
-        small: list[tuple[Item, FetchFrame, Record]] = []
+        loading: deque[asyncio.Task[list[_Found]]] = deque()
+        queues: _Queues = defaultdict(asyncio.Lock)
+        try:
+            for chunk in await self._chunks(wanted):
+                loading.append(asyncio.ensure_future(self._load_chunk(wanted, chunk, queues)))
+                if len(loading) > _CHUNKS_AHEAD:
+                    async for piece in self._frames(await loading.popleft()):
+                        yield piece
+            while loading:
+                async for piece in self._frames(await loading.popleft()):
+                    yield piece
+        finally:
+            for task in loading:
+                task.cancel()
+            await asyncio.gather(*loading, return_exceptions=True)
+
+    async def _chunks(self, wanted: FetchRequest) -> Sequence[Sequence[int]]:
+        """Returns the numbers of the items in the order of the reply, those that are loaded together at a
+        time."""
+        if not wanted.any_order:
+            last = len(wanted.items)
+            return [range(at, min(at + CHUNK_ITEMS, last)) for at in range(0, last, CHUNK_ITEMS)]
+        places = []
         for number, item in enumerate(wanted.items):
+            if number % _SLICE == 0:
+                await self._rest(PIECE_BYTES)
+            source = self._metadata(number, item)[1]
+            places.append(None if source is None or not source.extents else source.extents[0])
+        return await asyncio.to_thread(chunks_in_disk_order, places)
+
+    async def _load_chunk(self, wanted: FetchRequest, chunk: Sequence[int], queues: _Queues) -> list[_Found]:
+        """Looks up some items, and loads the bytes of small ones; `queues`: of the request, by disk."""
+        found: list[_Found] = []
+        places: dict[int, list[Location]] = defaultdict(list)
+        for number in chunk:
+            item = wanted.items[number]
             frame, source = self._metadata(number, item)
-            if source is not None and source.size > _SMALL:
+            found.append(_Found(item, frame, source or _EMPTY))
+            if source is not None and source.size <= _SMALL:
+                for disk, there in self._places(source, 0, source.size).items():
+                    places[disk] += there
+        for disk, there in places.items():
+            async with queues[disk]:  # requests of several nodes take turns
+                await self._loader.load(disk, there)
+        return found
+
+    def _places(self, source: Record, start: int, length: int) -> Mapping[int, list[Location]]:
+        try:
+            return places_by_disk(source, self._store.locate(source), start, length)
+        except StoreError:  # the reader of these bytes reports it
+            return {}
+
+    async def _frames(self, found: Sequence[_Found]) -> AsyncIterator[bytes]:
+        small: list[_Found] = []
+        for each in found:
+            if each.source.size > _SMALL:
                 if small:
                     yield await self._small_frames(small)
                     small = []
-                async for piece in self._large_frame(frame, source, item):
+                async for piece in self._large_frame(each.frame, each.source, each.item):
                     yield piece
                     await self._rest(len(piece))
                 continue
-            small.append((item, frame, source or _EMPTY))
-            if len(small) == _BATCH or sum(each.size for *_, each in small) > _SMALL:
+            small.append(each)
+            if len(small) == _BATCH or sum(one.source.size for one in small) > _SMALL:
                 answer = await self._small_frames(small)
                 yield answer
                 small = []
@@ -241,7 +303,7 @@ class SyncSource:
             part=part_without_local_fields(part),
         ), source
 
-    async def _small_frames(self, small: list[tuple[Item, FetchFrame, Record]]) -> bytes:
+    async def _small_frames(self, small: Sequence[_Found]) -> bytes:
         with self._store.open_spans_many([(source, 0, source.size) for *_, source in small]) as found:
             bodies = await asyncio.shield(asyncio.to_thread(_read_small, found))
         answer = []
@@ -258,14 +320,33 @@ class SyncSource:
             with self._store.open_spans(source, 0, source.size) as spans:
                 head = encode(frame)
                 yield len(head).to_bytes(4, "big") + head
-                async for piece in read_chunks(spans, _PIECE):
-                    yield piece
+                sent = loaded = 0
+                async with aclosing(read_chunks(spans, _PIECE)) as pieces:
+                    while sent < source.size:
+                        if sent + _PIECE > loaded:
+                            for disk, there in self._places(source, loaded, CHUNK_BYTES).items():
+                                await self._loader.load(disk, there)
+                            loaded += CHUNK_BYTES
+                        piece = await anext(pieces)
+                        sent += len(piece)
+                        yield piece
         except CorruptExtentError:
             self._damaged(item.name, item.stamp)
             raise
 
 
 _EMPTY: Final = Record(0, "", 0, 0, ())
+
+
+_Queues: TypeAlias = "defaultdict[int, asyncio.Lock]"
+
+
+class _Found(NamedTuple):
+    """An item as it was looked up: its frame and the record to read its bytes from."""
+
+    item: Item
+    frame: FetchFrame
+    source: Record
 
 
 def split_name(name: bytes) -> tuple[str, str]:
@@ -297,7 +378,7 @@ class SyncPeer(Protocol):
 
     async def list_documents(self, wanted: DocumentsRequest) -> list[str]: ...
 
-    def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]: ...
+    def fetch_frames(self, wanted: FetchRequest) -> AsyncGenerator[bytes, None]: ...
 
 
 class RemoteSyncPeer:
@@ -324,7 +405,7 @@ class RemoteSyncPeer:
         except (PeerUnreachableError, PeerRefusedError, BodyFramingError) as error:
             raise SyncPeerLostError(str(error)) from error
 
-    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncGenerator[bytes, None]:
         try:
             async with self._peers.open_typed(self._node, FETCH_ITEMS, wanted) as answer:
                 async for piece in answer.iter_body():

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from meshwire.cluster import ClusterMap, Node
 
 _REPORT_INTERVAL: Final = 0.1  # seconds between two updates of the statistics
+_WINDOW_ITEMS: Final = 64 << 10  # of all syncs at a time: three windows of it take about 60 MB
+_LEAST_WINDOW: Final = 256
 _MAP_TIMEOUT: Final = 10.0  # seconds for the client's map to arrive here too
 
 
@@ -64,6 +66,7 @@ class LocalWorker:
     ) -> None:
         self._store, self._offers, self._mesh = store, offers, mesh
         self._holder, self._rest, self._clock = holder, rest, clock
+        self._active = 0
 
     def __repr__(self) -> str:
         return f"<LocalWorker of {self._mesh.node_id}>"
@@ -87,8 +90,13 @@ class LocalWorker:
             tally=tally,
             standing=self._store.inventory.synced_stamp(),
             drop=drop,
+            window=lambda: max(_LEAST_WINDOW, _WINDOW_ITEMS // self._active),
         )
-        await pull.run_sync()
+        self._active += 1
+        try:
+            await pull.run_sync()
+        finally:
+            self._active -= 1
 
     async def serve_sync(self, request: SyncRequest, call: ServerCall) -> SyncStats:
         """Run the sync that a client requests, and report its statistics as they grow. It ends when the

@@ -20,6 +20,7 @@ from zlib_ng import zlib_ng
 
 from meshd.jobs.authorization import BucketGrant
 from meshd.jobs.outputs import OutputDigest, OutputSpec, write_planned_outputs
+from meshd.jobs.source_loader import OutputCursor, SourceLoader
 from meshd.jobs.source_reader import GROUP_BYTES, SourceRange, read_ranges, verify_ranges
 from meshwire.formats.tar import BLOCK, END, padding, tar_member_header
 from meshwire.formats.zip_archive import CRC_AT, central_directory, data_descriptor, zip_local_header
@@ -52,9 +53,10 @@ class ShardJob:
         plan = await self._plan_store.load_or_make_plan(running, lambda: self._plan(running))
         running.tally.samples_total = int(plan.samples.sum())
         numbers = iter(range(len(plan)))
+        loader = SourceLoader(self._tools, plan)
 
         async def write(reader: SourceReader, writer: OutputWriter) -> None:
-            await _ShardWriter(running, plan, reader, writer).run(numbers)
+            await _ShardWriter(running, plan, reader, writer, loader).run(numbers)
 
         await write_planned_outputs(self._tools, running, plan, write)
 
@@ -84,8 +86,16 @@ def _laid_out(files: FileList, contents: SmallFileReader, spec: JobSpec) -> JobP
 class _ShardWriter:
     """Writes outputs, one after the other, with its own buffers."""
 
-    def __init__(self, running: JobRun, plan: JobPlan, reader: SourceReader, writer: OutputWriter) -> None:
+    def __init__(
+        self,
+        running: JobRun,
+        plan: JobPlan,
+        reader: SourceReader,
+        writer: OutputWriter,
+        loader: SourceLoader,
+    ) -> None:
         self._running, self._plan, self._reader, self._writer = running, plan, reader, writer
+        self._loader, self._cursor = loader, OutputCursor(loader, reader, plan, 0)
         self._buffers = _Buffers()
         self._whole = running.spec.kind == "shard"  # the files are whole objects, verified while read
 
@@ -99,6 +109,7 @@ class _ShardWriter:
             output = OutputSpec(key, size, made_of, FORMATS[form])
             there = await self._writer.output_exists(output)
             if not there:
+                self._cursor = OutputCursor(self._loader, self._reader, plan, number)
                 sums = OutputDigest(f"{made_of}-{max(1, len(files))}")
                 await self._writer.write_output(output, self._made(form, files, sums), sums)
             tally.record_output(int(plan.samples[number]), sum(item.size for item in files), there=there)
@@ -145,6 +156,7 @@ class _ShardWriter:
         sums.checksums = {"crc32c": _spelled(crc)}
 
     async def _opened(self, group: ArchiveGroup) -> dict[int, ReadableSource]:
+        await self._cursor.advance(sum(piece.length for piece in group.pieces))
         opened = await self._reader.open_sources(group.pieces)
         if not self._whole:
             await self._reader.verify_extents(group.pieces, opened)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import astuple
 
 from meshd.core.api_errors import Code  # noqa: TC001  msgspec reads the annotations
 from meshd.rpc.peer_rpc import PREFIX, PeerCall
@@ -16,8 +18,9 @@ MAX_FAILURES: Final = 100
 
 
 class LayoutCost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it costs rotational disks to read `objects` once, in the order of their keys: `bytes` read, which
-    include gaps, `seeks`, seconds of disk, and seconds that the objects' bytes alone would take."""
+    """The cost of reading `objects` once from rotational disks, in the order of their keys: the `bytes` read,
+    including gaps; the `seeks`; the disks' seconds; and the seconds that the objects' bytes alone would
+    take."""
 
     objects: int = 0
     bytes: float = 0.0
@@ -26,13 +29,7 @@ class LayoutCost(msgspec.Struct, frozen=True, omit_defaults=True):
     media_seconds: float = 0.0
 
     def __add__(self, other: LayoutCost) -> LayoutCost:
-        return LayoutCost(
-            self.objects + other.objects,
-            self.bytes + other.bytes,
-            self.seeks + other.seeks,
-            self.disk_seconds + other.disk_seconds,
-            self.media_seconds + other.media_seconds,
-        )
+        return LayoutCost(*map(operator.add, astuple(self), astuple(other)))
 
 
 class RelayoutRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -32,7 +32,7 @@ from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object, put_part
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncGenerator, Iterator
 
     from meshd.cluster.rebalance.sync_source import FetchRequest
     from meshd.store.records import Location
@@ -201,7 +201,7 @@ class BreakingOff(SyncSource):
         super().__init__(store, lambda bucket: 2)
         self._after = after
 
-    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncGenerator[bytes, None]:
         async for piece in super().fetch_frames(wanted):
             if len(piece) > self._after:
                 yield piece[: self._after]
@@ -214,7 +214,8 @@ class BreakingOff(SyncSource):
 def test_a_holder_that_breaks_off_costs_only_another_comparison(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._LARGE", 100_000)
+    for module in ("anti_entropy", "fetch_windows"):
+        monkeypatch.setattr(f"meshd.cluster.rebalance.{module}.LARGE", 100_000)
     monkeypatch.setattr("meshd.cluster.rebalance.sync_source._SMALL", 100_000)
 
     async def doing() -> None:
@@ -240,14 +241,14 @@ def spoil(place: Location, byte: bytes) -> None:
 class Crumbling(SyncSource):
     """Every answer ends in the first object's bytes."""
 
-    async def fetch_frames(self, wanted: FetchRequest) -> AsyncIterator[bytes]:
+    async def fetch_frames(self, wanted: FetchRequest) -> AsyncGenerator[bytes, None]:
         whole = b"".join([piece async for piece in super().fetch_frames(wanted)])
         yield whole[:-1]
 
 
 def test_a_holder_that_breaks_off_again_and_again_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was set aside for bytes that did not come is given back: or all that is fetched later waits."""
-    monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._BATCH_ITEMS", 1)
+    monkeypatch.setattr("meshd.cluster.rebalance.fetch_windows.WINDOW_ITEMS", 1)
     monkeypatch.setattr("meshd.cluster.rebalance.anti_entropy._IN_FLIGHT_BYTES", 200_000)
 
     async def doing() -> None:

@@ -1,0 +1,71 @@
+"""Jobs whose sources are on a rotational disk: which reads reach the disk, counted below the file system."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.daemons import Daemon
+from tests.support.job_fixtures import done, members, objects
+from tests.support.rotational_disk import rotational_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.rotational_disk import RotationalDisk
+
+OBJECTS, SIZE = 480, 64 << 10
+FORMS: dict[str, dict[str, Any]] = {
+    "in order of key": {},
+    "shuffled": {"shuffle": 3},
+}
+
+
+def body(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[RotationalDisk, Daemon]]:
+    """Objects that four writers have put on the disk in no order of key. A node of its own for each test:
+    shards that one has written are indexed later, which reads them."""
+    with rotational_disk(tmp_path / "drive", size=256 << 20) as disk:
+        where = ("--disk", str(disk.path / "data"), "--index-dir", str(tmp_path / "index"))
+        options = ("--read-ahead", "512MiB", "--durability", "relaxed")
+        daemon = Daemon.start(tmp_path / "data", args=(*where, *options), workers=2)
+        with contextlib.closing(daemon), contextlib.closing(daemon.client()) as client:
+            for bucket in ("scattered", "packed"):
+                client.create_bucket(Bucket=bucket)
+
+            def put(number: int) -> None:
+                client.put_object(Bucket="scattered", Key=f"train/{number:04d}.bin", Body=body(number))
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(put, random.Random(1).sample(range(OBJECTS), OBJECTS)))
+            yield disk, daemon
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sources_are_read_in_the_order_of_the_disk(stored: tuple[RotationalDisk, Daemon], form: str) -> None:
+    disk, daemon = stored
+    disk.drop_caches()
+    done(
+        daemon,
+        kind="shard",
+        source="s3://scattered/train",
+        target="s3://packed/shards",
+        count=100,
+        **FORMS[form],
+    )
+    seen = disk.stats()
+    assert OBJECTS * SIZE <= seen.bytes < 1.2 * OBJECTS * SIZE, seen
+    assert seen.seeks < OBJECTS / 8, seen
+    assert seen.seek_s < 1.5 * seen.media_s, seen
+    with contextlib.closing(daemon.client()) as client:
+        files = members(*objects(client, "packed", "shards/").values())
+    assert files == {f"{number:04d}.bin": body(number) for number in range(OBJECTS)}

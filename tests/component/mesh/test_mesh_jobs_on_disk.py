@@ -1,0 +1,76 @@
+"""Jobs whose sources are on a rotational disk of another node: which reads reach that disk."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.daemon_cluster import DaemonCluster
+from tests.support.job_fixtures import done, members, objects
+from tests.support.required import require_etcd
+from tests.support.rotational_disk import rotational_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.rotational_disk import RotationalDisk
+
+require_etcd()
+
+OBJECTS, SIZE = 600, 64 << 10
+
+
+def body(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE)
+
+
+def key(number: int) -> str:
+    return f"{number:04d}.bin"
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[tuple[RotationalDisk, DaemonCluster]]:
+    """Two nodes with half of the objects each; those of n1 were put on the disk in no order of key."""
+    with rotational_disk(tmp_path / "drive") as disk:
+        where = ("--disk", str(disk.path / "data"), "--index-dir", str(tmp_path / "index"))
+        own = {"n1": where, "n2": ("--disk-type", "rotational")}
+        args = ("--copies", "1", "--durability", "relaxed", "--read-ahead", "512MiB")
+        with DaemonCluster.start(2, tmp_path / "mesh", own=own, args=args) as mesh:
+            client = mesh["n1"].client()
+            for bucket in ("scattered", "packed"):
+                client.create_bucket(Bucket=bucket)
+
+            def put(number: int) -> None:
+                client.put_object(Bucket="scattered", Key=f"train/{key(number)}", Body=body(number))
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(put, random.Random(1).sample(range(OBJECTS), OBJECTS)))
+            yield disk, mesh
+
+
+def test_other_nodes_read_the_sources_of_a_job_in_the_order_of_their_disks(
+    stored: tuple[RotationalDisk, DaemonCluster],
+) -> None:
+    disk, mesh = stored
+    there = sum(mesh.route_for("scattered", f"train/{key(number)}", 1).read_set[0].node_id == "n1"
+                for number in range(OBJECTS))  # fmt: skip
+    disk.drop_caches()
+    job = done(
+        mesh["n2"],
+        kind="shard",
+        source="s3://scattered/train",
+        target="s3://packed/shards",
+        count=100,
+        shuffle=3,
+    )
+    seen = disk.stats()
+    assert job["node"] == "n2"
+    assert there > OBJECTS / 4
+    assert there * SIZE <= seen.bytes < 1.3 * there * SIZE, seen
+    assert seen.seeks < there / 8, seen
+    files = members(*objects(mesh["n2"].client(), "packed", "shards/").values())
+    assert files == {key(number): body(number) for number in range(OBJECTS)}
