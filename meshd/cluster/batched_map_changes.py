@@ -76,8 +76,8 @@ async def enter_node(
     await control.put(key, ClusterMap(0, (me,)).to_json())
     await _wait_for_others(maps)
     alive = await live_nodes(control)  # what a node told that has ended is no longer so
-    told = [parse_map(entry.value).nodes[0] for entry in control.cached_entries(_JOINS).values()]
-    others = [node for node in told if node.node_id in alive]
+    joining = [parse_map(entry.value).nodes[0] for entry in control.cached_entries(_JOINS).values()]
+    others = [node for node in joining if node.node_id in alive]
 
     def enter(present: ClusterMap | None) -> ClusterMap:
         if present is None or present.node(me.node_id) is not None:

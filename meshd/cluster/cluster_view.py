@@ -1,10 +1,11 @@
 """This process's view of the cluster: the current map, its routes, and Retry-After estimates.
 
-Law: reading the view never blocks; it is the newest map that the control store has delivered to this
-process, and the last known one while the store is unreachable. Only `report_suspect` changes the map,
-through the control store. Invariant: a standalone node has a constant map of itself. A Retry-After value
-is an estimate from known leases, at least one second, never a promise: a silent node is marked `away` at
-the latest one lease and one second after it fell silent, and the other owners take over.
+Law: reading the view never blocks. It shows the newest map that the control store has delivered to this
+process; while the store is unreachable, that is the last known one. Only `report_suspect` changes the map,
+through the control store. A Retry-After value is an estimate from known leases, at least one second, never a
+promise: a silent node is marked `away` at the latest one lease and one second after it fell silent, and then
+the other owners take over.
+Invariant: a standalone node has a constant map of itself.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
     from meshwire.cluster import Routes
 
-
-_SOON: Final = 1  # second: until a map change in progress arrives, or capacity for a request is free
-_LAST_LOOK: Final = 1.0
+_NO_MAP: Final = ClusterMap(0, ())
+_SINGLE_NODE_SLOTS: Final = 1 << 14
 _GONE: Final = ("away", "down")
+_ABSENT: Final = (*_GONE, "returning")
+_SOON: Final = 1  # second: until a map change in progress arrives, or capacity for a request is free
+_PROBE_SECONDS: Final = 1.0  # from the end of a silent node's lease until it is marked away, at most
 
 
 class RetryAfter:
@@ -52,7 +55,7 @@ class RetryAfter:
 
     @property
     def lease_seconds(self) -> int:
-        """Returns a whole lease, rounded up to seconds."""
+        """The duration of a lease, rounded up to seconds."""
         return max(_SOON, ceil(self._lease))
 
     def note_silence(self, node_id: str) -> None:
@@ -62,7 +65,8 @@ class RetryAfter:
         self._silent[node_id] = (first if now - last <= self._lease else now, now)
 
     def estimate_seconds(self, cluster: ClusterMap, node_id: str, *, lease_valid: bool) -> int:
-        """Estimates the wait for requests to node `node_id`; `lease_valid`: its lease is valid."""
+        """Estimates how long requests that node `node_id` rejects have to wait; `lease_valid`: its lease is
+        valid."""
         me = cluster.node(node_id)
         if not lease_valid or me is None or me.state in _GONE:
             return max(_SOON, ceil(self._lease / 4))
@@ -76,15 +80,11 @@ class RetryAfter:
         return max([_SOON, *(self._until_marked(first, now) for first, _ in self._silent.values())])
 
     def _until_marked(self, silent_since: float, now: float) -> int:
-        """Returns the seconds until a silent node is marked away. If that time is over, the node may renew
-        its lease but be unreachable from here, or the control store does not answer; then another whole
-        lease."""
-        left = silent_since + self._lease + _LAST_LOOK - now
+        """Returns the seconds until a silent node is marked away. If that time is over and it is not, either
+        the node renews its lease but is unreachable from here, or the control store does not answer: then
+        another whole lease."""
+        left = silent_since + self._lease + _PROBE_SECONDS - now
         return ceil(left) if left > 0 else self.lease_seconds
-
-
-_SINGLE_NODE_SLOTS: Final = 1 << 14
-_ABSENT: Final = ("away", "down", "returning")
 
 
 def single_node_map(node_id: str, endpoint: str) -> ClusterMap:
@@ -112,7 +112,7 @@ class ClusterView:
         *,
         standalone_map: ClusterMap | None = None,
         probe_suspect: Callable[[ClusterView, str, int], Awaitable[None]] | None = None,
-        writes_of: Callable[[str], str] | None = None,
+        writes_of: Callable[[str], str] = lambda bucket: "",
         homes_of: Callable[[str], tuple[str, ...]] = lambda bucket: (),
         born_of: Callable[[str], int] = lambda bucket: 0,
         on_map_adopted: Callable[[int], None] = lambda version: None,
@@ -150,8 +150,7 @@ class ClusterView:
 
     @property
     def lease_valid(self) -> bool:
-        """True while no other node can have removed this node from the map for silence without its
-        knowledge."""
+        """True while no other node can have marked this node away for silence without its knowledge."""
         return self.lease_remaining > 0
 
     @property
@@ -165,9 +164,9 @@ class ClusterView:
 
     @property
     def lease_confirmed_version(self) -> int:
-        """The newest map version that this node's lease confirmed. A message read now may have been sent at
-        that time: the process may have been suspended since, and the newer map may arrive before older
-        messages are read."""
+        """The newest map version that this node's lease confirmed. A message that is read now may be as old
+        as that version: if the process was suspended, a newer map may arrive before the messages that
+        waited."""
         version = self.current_map().version
         return version if self.lease_valid else min(version, self._lease_state()[0])
 
@@ -178,8 +177,8 @@ class ClusterView:
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which a request that is rejected now, because it waited too long, is worth
-        repeating."""
+        """Seconds after which it is worth repeating a request that is rejected now because it waited too
+        long."""
         if self._retry_after is None or self.single_node:
             return 1
         return self._retry_after.estimate_seconds(
@@ -222,8 +221,7 @@ class ClusterView:
         return max(node.since, node.turned if node.state in _ABSENT else 0)
 
     def replica_count(self, bucket: str) -> int:
-        """Returns the replica count of a bucket in the form that `routes` takes: how many copies are kept if
-        there are enough storing nodes."""
+        """Returns how many copies of a bucket's objects are kept if there are enough storing nodes."""
         cluster = self.current_map()
         if cluster.counts:
             count, born = cluster.copies_of_bucket(bucket), self._born_of(bucket)
@@ -242,18 +240,16 @@ class ClusterView:
         return found
 
     def route_for(self, bucket: str, key: str) -> Route:
-        """Returns the route of a name. Names of a bucket with an origin are read only by the primary, so that
-        data is fetched and cached once, or by any available home node if the bucket has some. Without a
+        """Returns the route of a name. If the bucket has an origin, only the primary reads the name, so that
+        data is fetched and cached once; if the bucket also has home nodes, any available one does. Without a
         primary, any node may read from an origin that has every acknowledged write."""
         found = self.bucket_routes(bucket).route_of_key(bucket, key)
-        writes = "" if self._writes_of is None else self._writes_of(bucket)
+        writes = self._writes_of(bucket)
         if not writes:
             return found
         homes = self._available_homes(bucket) if writes == "off" else ()
-        if homes:
-            first = slot_of(bucket, key, self.current_map().slots) % len(
-                homes
-            )  # spreads names over the homes
+        if homes:  # the slot spreads names over them
+            first = slot_of(bucket, key, self.current_map().slots) % len(homes)
             return Route(found.primary, homes[first:] + homes[:first], found.write_set)
         readers = found.read_set[:1]
         if not readers and writes != "back":
@@ -262,9 +258,9 @@ class ClusterView:
         return Route(found.primary, readers, found.write_set)
 
     def slots_read_here(self, bucket: str, *, first_only: bool) -> npt.NDArray[np.bool_]:
-        """Returns bool[slots]: the slots of whose names `route_for` has this node in the read set;
-        `first_only`: at its head."""
-        found, writes = self.bucket_routes(bucket), "" if self._writes_of is None else self._writes_of(bucket)
+        """Returns bool[slots]: whether `route_for` has this node in the read set of the names in a slot;
+        `first_only`: at the head of it."""
+        found, writes = self.bucket_routes(bucket), self._writes_of(bucket)
         homes = self._available_homes(bucket) if writes == "off" else ()
         if homes:
             heads = [home.node_id == self.node_id for home in homes]
@@ -286,7 +282,7 @@ class ClusterView:
         return found
 
     def all_nodes_complete(self) -> bool:
-        """Returns True if no node is away or incomplete that may have another copy of an object."""
+        """Returns True if every storing node is present and complete, so that no other copies can exist."""
         nodes = self.current_map().nodes
         return all(node.state in COMPLETE_STATES for node in nodes if node.stores)
 
@@ -322,8 +318,8 @@ class ClusterView:
         return None if primary.node_id == self.node_id else primary
 
     def reject_if_abandoned(self, context: WriteContext) -> None:
-        """Raises NotReplicatedError if the client may have been told meanwhile that the outcome is unknown:
-        then the write must not happen any more."""
+        """Raises NotReplicatedError if the client may already have received "outcome unknown": then the write
+        must not happen any more."""
         if not context.accepted_by:
             return
         for node_id in {self.node_id, context.accepted_by}:
@@ -335,8 +331,8 @@ class ClusterView:
                 )
 
     def reject_if_absent_since(self, context: WriteContext) -> None:
-        """Raises NotReplicatedError if this node was marked away since a write was accepted that it has
-        committed: another node was the primary meanwhile, and may have decided without this write."""
+        """Raises NotReplicatedError if this node committed a write but was marked away since it was accepted:
+        another node was the primary in between, and may have decided without this write."""
         if context.accepted_by and self.last_absence_version(self.node_id) > context.map_version:
             metrics.replication_given_up.inc()
             raise NotReplicatedError(
@@ -357,8 +353,8 @@ class ClusterView:
         return self.current_map().version > version
 
     def start_probe(self, node_id: str, version: int) -> asyncio.Task[None] | None:
-        """Starts to probe a node that did not answer under map `version`, and to mark it `away` if it is
-        silent. Returns the task; None if there is nothing to find out."""
+        """Starts a task that probes a node which did not answer under map `version`, and marks it `away` if
+        it is silent. Returns None if no probe is needed."""
         if self._probe_suspect is None or node_id == self.node_id or self.current_map().version > version:
             return None
         self.note_silence(node_id)
@@ -374,13 +370,10 @@ class ClusterView:
         return node_id in self._probing
 
     async def report_suspect(self, node_id: str, version: int, max_wait: float | None = None) -> None:
-        """Reports that a node did not answer under map `version` (`start_probe`). Returns when its state is
-        settled as far as possible; the map then shows it. After `max_wait` seconds the probe goes on without
-        the caller. Never raises ControlError: while the control store is unreachable, no node changes
+        """Reports that a node did not answer under map `version` (`start_probe`). Waits up to `max_wait`
+        seconds until the map shows the node's state, as far as it can be found out; the probe then continues
+        in the background. Never raises ControlError: while the control store is unreachable, no node changes
         state."""
         task = self.start_probe(node_id, version)
         if task is not None:
             await asyncio.wait([task], timeout=max_wait)
-
-
-_NO_MAP: Final = ClusterMap(0, ())

@@ -120,8 +120,8 @@ def restore_identity(settings: StoreSettings) -> None:
     if read_identity(settings.data_dir) is not None or not (found := _copies(settings)):
         return
     if len(set(found.values())) > 1:
-        told = ", ".join(f"{disk} of {identity.node_id}" for disk, identity in found.items())
-        raise StartupError(f"the disks belong to different data directories ({told}); check --disk")
+        holders = ", ".join(f"{disk} of {identity.node_id}" for disk, identity in found.items())
+        raise StartupError(f"the disks belong to different data directories ({holders}); check --disk")
     disk, identity = next(iter(found.items()))
     _log.warning("%s has no %s: restored from %s", settings.data_dir, IDENTITY_FILE, disk)
     _write(settings.data_dir / IDENTITY_FILE, identity)

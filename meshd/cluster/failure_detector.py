@@ -22,7 +22,7 @@ from meshwire.cluster import transitions
 from meshwire.cluster.cluster_map import STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.cluster_map_store import ClusterMapStore
@@ -58,25 +58,29 @@ class NodeStateWriter:
     async def mark_away(self, silent: Mapping[str, int]) -> None:
         """Marks silent nodes away in one write of the map: each by its id, unless it has changed state since
         map version `silent[id]`."""
-        await self._mark(silent, transitions.mark_node_away)
+        await self._mark(silent, transitions.mark_nodes_away)
 
     async def mark_down(self, lost: Mapping[str, int]) -> None:
         """Gives nodes up, as `mark_away`."""
-        await self._mark(lost, transitions.mark_node_down)
+        await self._mark(lost, transitions.mark_nodes_down)
 
-    async def _mark(self, turned: Mapping[str, int], change: Callable[[ClusterMap, str], ClusterMap]) -> None:
+    async def _mark(
+        self, turned: Mapping[str, int], change: Callable[[ClusterMap, Sequence[str]], ClusterMap]
+    ) -> None:
         marked: dict[str, str] = {}
 
         def mark(present: ClusterMap | None) -> ClusterMap:
             assert present is not None
+            before = {node.node_id: node.state for node in present.nodes}
+            named = [node.node_id for node in present.nodes if turned.get(node.node_id) == node.turned]
+            changed = change(present, [node_id for node_id in named if before[node_id] != "down"])
             marked.clear()
-            for node in present.nodes:
-                if turned.get(node.node_id) == node.turned and node.state != "down":
-                    before, present = present, change(present, node.node_id)
-                    found = present.node(node.node_id)
-                    if found is not None and present is not before:
-                        marked[node.node_id] = found.state
-            return present
+            marked.update(
+                (node.node_id, node.state)
+                for node in changed.nodes
+                if node.node_id in named and node.state != before[node.node_id]
+            )
+            return changed
 
         if not turned:
             return
@@ -123,7 +127,8 @@ class SuspectProbe:
                         nodes = len(mesh.current_map().nodes)
                         await asyncio.sleep(random.uniform(0.0, transitions.batch_seconds(nodes)))
                         if mesh.current_map().version <= version:
-                            await self._state_writer.mark_away({node_id: node.turned})
+                            others = await self._others_without_lease(mesh, node_id)
+                            await self._state_writer.mark_away({node_id: node.turned} | others)
                         return
                     if late:
                         return
@@ -135,6 +140,29 @@ class SuspectProbe:
     async def _probe_later(self, node: Node) -> int | None:
         await asyncio.sleep(_STEP)  # a node that refuses connections is not probed without a pause
         return await probe_map_version(node)
+
+    async def _others_without_lease(self, mesh: ClusterView, suspect: str) -> dict[str, int]:
+        """Returns the other nodes that hold no lease and refuse a probe, with their `turned`: nodes that left
+        together, as in a power cut, are marked in one write (`transitions.mark_nodes_away`). In a large mesh
+        only the failure detector looks at all leases."""
+        if transitions.batch_seconds(len(mesh.current_map().nodes)):
+            return {}
+        alive = await self._state_writer.live_nodes()
+        nodes = [
+            node
+            for node in mesh.current_map().nodes
+            if node.state not in _GONE and node.node_id not in {*alive, suspect, mesh.node_id}
+        ]
+        if not nodes:
+            return {}
+        probes = {asyncio.ensure_future(probe_map_version(node)): node for node in nodes}
+        try:
+            done, _ = await asyncio.wait(probes, timeout=_STEP)
+            return {probes[each].node_id: probes[each].turned for each in done if each.result() is None}
+        finally:
+            for each in probes:
+                each.cancel()
+            await asyncio.gather(*probes, return_exceptions=True)
 
     async def _reaches(self, mesh: ClusterView, node: Node) -> bool:
         """Returns True if other nodes answer: then it is the suspect that is unreachable, not this node that

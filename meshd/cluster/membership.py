@@ -3,6 +3,8 @@
 Law: exactly one process of a node, the coordinator, does this. The lease proves that the node is alive
 and ties its id to a directory; only the lease holder writes the node's own entry in the map.
 While the control store is unreachable nothing changes; the node acquires a new lease afterwards.
+A node whose disk hangs marks itself away for as long as that lasts, if other nodes have all of its data:
+otherwise every write of its share would wait for the disk.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from meshd.util import shared_counters
 from meshwire.cluster import transitions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meshd.config import ClusterSettings
     from meshd.control.cluster_map_store import ClusterMapStore
     from meshd.control.control_api import ControlStore
@@ -32,7 +36,7 @@ _log = logging.getLogger(__name__)
 _WITH_CONTENT: Final = ("buckets/", "modules/")
 _STEP: Final = 0.2
 _END_CHECK_SECONDS: Final = 1.25
-"""Seconds after which a node that was told to end gives its lease up, if requests keep it until then."""
+"""The longest time between two checks whether the node is shutting down."""
 _LONGEST_REST: Final = 30.0
 
 
@@ -43,7 +47,8 @@ def id_in_use_message(node_id: str) -> str:
 
 class Membership:
     """This node's membership in the cluster. `me`: the node's own entry; `holder`: its id and its
-    directory's."""
+    directory's. `hanging`: whether a disk has not answered for so long that the node is to leave its share
+    to the others; `fewest_copies`: of any bucket."""
 
     def __init__(
         self,
@@ -53,7 +58,10 @@ class Membership:
         holder: str,
         clock: Clock,
         settings: ClusterSettings,
+        hanging: Callable[[], bool] = lambda: False,
+        fewest_copies: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._hanging, self._fewest_copies = hanging, fewest_copies
         self._control, self._maps, self._me = control, maps, me
         self._clock, self._ttl = clock, settings.lease
         self._copies, self._slots = settings.copies, settings.slots
@@ -88,7 +96,7 @@ class Membership:
         await self._settle_empty()
 
     async def run(self) -> None:
-        """Runs until the node is told to end: renews the lease, returns after the map marked the node away,
+        """Runs until the node shuts down: renews the lease, returns after the map marked the node away,
         and completes it while there is nothing to move. Releases the lease then, and when it is cancelled:
         requests that are still answered may wait for writes that others hold back for this node."""
         try:
@@ -112,8 +120,8 @@ class Membership:
             await self._rest()
 
     async def _rest(self) -> None:
-        """Sleeps until the lease is to be renewed, or the node is told to end. After a failure that is sooner
-        in a large mesh, where nothing is left of a lease at the second next renewal."""
+        """Sleeps until the lease is to be renewed, or the node shuts down. After a failure, a
+        large mesh renews sooner: otherwise the lease would be over by the renewal after the next one."""
         cluster = self._maps.current()
         times = transitions.renewals_per_lease(
             0 if cluster is None or self._control_lost else len(cluster.nodes)
@@ -138,7 +146,9 @@ class Membership:
             return
         cluster = self._maps.current()
         mine = None if cluster is None else cluster.node(self._me.node_id)
-        if cluster is None or mine is None or mine.state in ("away", "down"):
+        if self._hanging():
+            await self._step_aside()
+        elif cluster is None or mine is None or mine.state in ("away", "down"):
             await self._rejoin()
         await self._settle_empty()
 
@@ -153,6 +163,27 @@ class Membership:
         self._last_rejoin = now
         cluster = await self._maps.update_map(self._with_own_node)
         _log.warning("returned to the cluster", extra={"node": self._me.node_id, "map": cluster.version})
+
+    async def _step_aside(self) -> None:
+        """Marks this node away, unless other nodes lack data that it has; they go on without it then."""
+        before = self._maps.current()
+        copies = self._fewest_copies()
+
+        def step_aside(present: ClusterMap | None) -> ClusterMap:
+            assert present is not None
+            mine = present.node(self._me.node_id)
+            known = mine is not None and mine.state in ("up", "returning", "draining")
+            if not known or not transitions.can_lose_node(present, self._me.node_id, copies):
+                return present
+            return transitions.mark_node_away(present, self._me.node_id)
+
+        if before is None or step_aside(before) is before:
+            return
+        cluster = await self._maps.update_map(step_aside)
+        _log.error(
+            "a disk of this node hangs: the node is away, and other nodes answer, until the disk does",
+            extra={"node": self._me.node_id, "map": cluster.version},
+        )
 
     def _with_own_node(self, present: ClusterMap | None) -> ClusterMap:
         if present is None:

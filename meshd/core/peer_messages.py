@@ -18,6 +18,7 @@ from meshwire.http_values import percent_encoding
 
 MAX_PARTS: Final = 20_000
 _MAX_REQUEST_BYTES: Final = 32 << 20
+_LOAD_TIMEOUT: Final = 120.0  # seconds for a window of a gigabyte, on a busy disk
 
 _Text = Annotated[str, Meta(max_length=4096)]
 _Bytes = Annotated[int, Meta(ge=-1, le=1 << 60)]
@@ -200,6 +201,15 @@ READ_PARTS: Final = PeerCall(
     max_bytes=_MAX_REQUEST_BYTES,
     errors="batch",
 )
+LOAD_PARTS: Final = PeerCall(
+    f"{PREFIX}objects/load",
+    request=ReadRequest,
+    response=NoneType,
+    max_bytes=_MAX_REQUEST_BYTES,
+    timeout=_LOAD_TIMEOUT,
+    errors="batch",
+)
+"""Reads these parts from rotational disks into memory, in the order of the disks, before they are fetched."""
 RESUME_READ: Final = PeerCall(
     f"{PREFIX}objects/rest",
     request=ResumeRequest,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from meshd.core.peer_messages import (
     FIND_RECORDS,
     LIST_DOCUMENTS,
     LIST_RECORDS,
+    LOAD_PARTS,
     READ_CHANGES,
     READ_DOCUMENT,
     READ_FRAME,
@@ -38,6 +40,7 @@ from meshd.core.sample_locations import slice_locations
 from meshd.peer_reads.changed_names import primary_changes
 from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
+from meshd.store.disks.page_loader import PageLoader, places_by_disk
 from meshd.store.errors import CorruptExtentError, StoreError
 from meshwire.dataset.archive_keys import pinned_table
 from meshwire.dataset.paged_snapshot import LINE_PARTS, READABLE
@@ -75,10 +78,11 @@ if TYPE_CHECKING:
     from meshd.rpc.peer_rpc import CallContext
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import ExpiringVerifiedExtents
-    from meshd.store.records import Record
+    from meshd.store.records import Location, Record
     from meshd.transform.source_files import Piece
 
 _AT_A_TIME = 500
+_LOOKUPS = 50  # of parts to load, between two turns of requests
 PEER_READABLE_PREFIXES = (*SHARED_PREFIXES, "bad/")
 """Documents other nodes may read."""
 
@@ -102,24 +106,26 @@ class PeerReadService:
         census: DocumentInventory,
         proofs: ExpiringVerifiedExtents,
         read_waits: ReadWaitClient | None = None,
+        loader: PageLoader | None = None,
     ) -> None:
         self._store, self._mesh, self._objects, self._census = store, mesh, objects, census
         self._archives, self._catalog, self._pages = archives, catalog, pages
         self._tables, self._proofs, self._read_waits = tables, proofs, read_waits
+        self._loader = loader or PageLoader()
 
     def __repr__(self) -> str:
         return f"<PeerReadService of {self._mesh.node_id}>"
 
     @stream_handler(READ_PARTS)
-    async def read_parts(self, asked: ReadRequest, context: CallContext) -> StreamBody:
+    async def read_parts(self, request: ReadRequest, context: CallContext) -> StreamBody:
         """Return the bytes of these parts as a frame of samples."""
         errors: dict[str, tuple[str, str]] = {}
         quarantined: list[int] = []
         blobs = []
-        for number, part in enumerate(asked.parts):
+        for number, part in enumerate(request.parts):
             try:
                 blob = await self._blob(*part)
-                lost = await self._proven(blob) if asked.proven else None
+                lost = await self._proven(blob) if request.proven else None
                 if lost is not None:
                     errors[str(number)] = lost
                     blob = Blob("", 0)
@@ -134,12 +140,27 @@ class PeerReadService:
                 blobs.append(Blob("", 0))
             if number % _AT_A_TIME == _AT_A_TIME - 1:
                 await asyncio.sleep(0)
-        if self._read_waits is not None and not asked.proven:
+        if self._read_waits is not None and not request.proven:
             await self._read_waits.wait_for_pieces(list(self._pieces(blobs)))
         metadata = {"version": FRAME_VERSION, "errors": json.dumps(errors)}
         if quarantined:
             metadata["quarantined"] = json.dumps(quarantined)
-        return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not asked.proven)
+        return samples_body(self._store, blobs, metadata, len(blobs), names=False, direct=not request.proven)
+
+    @handler(LOAD_PARTS)
+    async def load_parts(self, request: ReadRequest, context: CallContext) -> None:
+        """Read the bytes of these parts into memory. Parts that are not here are left out."""
+        found: dict[int, list[Location]] = defaultdict(list)
+        for number, (bucket, key, etag, size, offset, length) in enumerate(request.parts):
+            if number % _LOOKUPS == _LOOKUPS - 1:
+                await asyncio.sleep(0)
+            with suppress(BatchError, NotHereError, StoreError):  # the read of these parts reports it
+                record = self._held(bucket, key, etag)
+                if size in (-1, record.size):
+                    places = places_by_disk(record, self._store.locate(record), offset, length)
+                    for disk, there in places.items():
+                        found[disk] += there
+        await self._loader.load_window(found)
 
     def _pieces(self, blobs: Sequence[Blob]) -> Iterator[Piece]:
         """Yield the files that hold the bytes of these blobs."""
@@ -201,11 +222,11 @@ class PeerReadService:
         return any(node.node_id == self._mesh.node_id for node in readers)
 
     @handler(FIND_RECORDS)
-    async def find_records(self, asked: FindRequest, context: CallContext) -> FindResponse:
+    async def find_records(self, request: FindRequest, context: CallContext) -> FindResponse:
         """Return the current objects of these names, and which names this node cannot answer for."""
         records: list[RemoteRecord | None] = []
         unknown: list[int] = []
-        names = asked.names
+        names = request.names
         theirs = [name for name in names if self._objects.has_origin(name[0]) and self._is_replica(*name)]
         backed = dict(zip(theirs, await self._objects.find_many(theirs), strict=True)) if theirs else {}
         for number, (bucket, key) in enumerate(names):
@@ -218,46 +239,48 @@ class PeerReadService:
         return FindResponse(records, unknown)
 
     @handler(LIST_RECORDS)
-    async def list_page(self, asked: ListRequest, context: CallContext) -> ListResponse:
+    async def list_page(self, request: ListRequest, context: CallContext) -> ListResponse:
         """Return a page of the objects whose primary is this node. Raises StaleMapError."""
-        return primary_page(self._store, self._mesh, asked)
+        return primary_page(self._store, self._mesh, request)
 
     @handler(READ_CHANGES)
-    async def get_changes(self, asked: ChangesRequest, context: CallContext) -> ChangesResponse:
+    async def get_changes(self, request: ChangesRequest, context: CallContext) -> ChangesResponse:
         """Return which names of a bucket changed in this node's store. Raises StaleMapError."""
-        return await asyncio.to_thread(primary_changes, self._store, self._mesh, asked)
+        return await asyncio.to_thread(primary_changes, self._store, self._mesh, request)
 
     @handler(READ_INDEX)
-    async def get_index(self, asked: IndexRequest, context: CallContext) -> bytes:
+    async def get_index(self, request: IndexRequest, context: CallContext) -> bytes:
         """Return the document of an index. Raises BatchError BadSample, NoSuchKey, SnapshotChanged, Busy;
         NotHereError."""
-        record = await self._indexable(asked.bucket, asked.key, asked.etag)
-        if asked.lines:
-            place = asked.bucket, asked.key, record
+        record = await self._indexable(request.bucket, request.key, request.etag)
+        if request.lines:
+            place = request.bucket, request.key, record
             document = await self._pages.document_made_here("lines", *place, LINE_PARTS)
             return await asyncio.to_thread(earlier_line_index, document)
-        if asked.rows:
-            return (await self._pages.parquets.read_rows(asked.bucket, asked.key, record)).document
-        if asked.table:
-            return (await self._tables.read_table(asked.bucket, asked.key, record, asked.slices)).document
-        if asked.features:
-            indexed = self._pages.tfrecords.index_file(asked.bucket, asked.key, record, asked.features)
+        if request.rows:
+            return (await self._pages.parquets.read_rows(request.bucket, request.key, record)).document
+        if request.table:
+            return (
+                await self._tables.read_table(request.bucket, request.key, record, request.slices)
+            ).document
+        if request.features:
+            indexed = self._pages.tfrecords.index_file(request.bucket, request.key, record, request.features)
             return await asyncio.to_thread((await indexed).to_bytes)
-        index = await self._archives.get_index(asked.bucket, asked.key, record)
+        index = await self._archives.get_index(request.bucket, request.key, record)
         return await asyncio.to_thread(index.to_bytes)
 
     @handler(READ_PAGE)
-    async def get_page(self, asked: PageRequest, context: CallContext) -> bytes:
+    async def get_page(self, request: PageRequest, context: CallContext) -> bytes:
         """Return the document of a page; no bytes while it is being made. Raises BatchError BadRequest,
         BadSample, NoSuchKey, SnapshotChanged, Busy; NotHereError."""
-        record = await self._indexable(asked.bucket, asked.key, asked.etag)
-        document = await self._pages.page_for_peer(asked, record)
-        if document is None and asked.finished:
+        record = await self._indexable(request.bucket, request.key, request.etag)
+        document = await self._pages.page_for_peer(request, record)
+        if document is None and request.finished:
             raise BatchError("NoSuchKey", f"{self._mesh.node_id} has not made this page")
         return document or b""
 
     @handler(READ_PAGED_KINDS)
-    async def get_paged_kinds(self, asked: PagedKindsRequest, context: CallContext) -> PagedKindsResponse:
+    async def get_paged_kinds(self, request: PagedKindsRequest, context: CallContext) -> PagedKindsResponse:
         """Return the kinds of snapshots of which this node reads pages."""
         return PagedKindsResponse(list(READABLE))
 
@@ -290,11 +313,13 @@ class PeerReadService:
         await self._catalog.write_document(name.key, document, once=not name.again)
 
     @handler(LIST_DOCUMENTS)
-    async def list_documents(self, asked: InventoryRequest, context: CallContext) -> InventoryResponse:
+    async def list_documents(self, request: InventoryRequest, context: CallContext) -> InventoryResponse:
         """Return a page of the shared documents that this node has. Raises BatchError BadRequest."""
-        if not asked.prefix.startswith(SHARED_PREFIXES):
-            raise BatchError("BadRequest", f"{asked.prefix[:80]!r} is nothing that nodes share")
-        rows, after = await asyncio.to_thread(self._census.local_page, asked.prefix, asked.after, asked.limit)
+        if not request.prefix.startswith(SHARED_PREFIXES):
+            raise BatchError("BadRequest", f"{request.prefix[:80]!r} is nothing that nodes share")
+        rows, after = await asyncio.to_thread(
+            self._census.local_page, request.prefix, request.after, request.limit
+        )
         found = [(key, held.size, held.made, held.used) for key, held in rows.items()]
         return InventoryResponse(found, after)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from meshd.errors import MeshdError
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_clock import REFUSED_CODE, describe_skew
+from meshd.rpc.peer_clock import CLOCKS_CODE, REFUSED_CODE, describe_skew
 from meshd.rpc.peer_connector import CONNECT_TIMEOUT, PeerConnector
 from meshd.rpc.peer_rpc import (
     END_MARKER,
@@ -75,7 +75,8 @@ class PeerRefusedError(MeshdError):
 
 
 class PeerClockError(PeerRefusedError):
-    """A node refused a call because its clock differs from the local one. The message names both nodes."""
+    """A node refused a call because its clock differs from the local one, or could not do as it was asked
+    because a third node refuses its calls (CLOCKS_CODE). The message names both nodes."""
 
 
 class StaleMapError(MeshdError):
@@ -379,6 +380,8 @@ class PeerClient:
         if code == REFUSED_CODE:
             skew = describe_skew(node.node_id, self.node_id, answer.headers, self._clock.now_ms())
             return PeerClockError(answer.status, code, skew)
+        if code == CLOCKS_CODE:
+            return PeerClockError(answer.status, code, message)
         return PeerRefusedError(answer.status, code, message)
 
     def _head(self, node: Node, method: str, target: str, length: int | None, pool: str) -> bytes:

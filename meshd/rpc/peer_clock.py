@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 REFUSED_CODE: Final = "RequestTimeTooSkewed"
 """Code by which a node refuses a call whose signature is of another time."""
+CLOCKS_CODE: Final = "ClocksDiffer"
+"""Code by which a node says that a third node refuses its calls for that; the message names both."""
 _MINUTE: Final = 60
 
 

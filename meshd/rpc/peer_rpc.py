@@ -1,12 +1,12 @@
-"""Typed calls between nodes: one declaration per call, shared by its caller and its handler; their framing.
+"""Typed calls between nodes: one declaration per call, shared by its caller and its handler, and the framing.
 
 A `PeerCall` alone defines a call on the wire: method, path, messages, limits, timeout and connection pool.
-`PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the server mounts registered
-handlers; none of the three repeats any of it. Nodes of two releases talk to each other while a cluster is
-upgraded, so a declaration may gain defaulted fields and must never change otherwise.
+`PeerClient.call_typed` sends it, a method with `@handler(CALL)` answers it, and the server mounts the
+registered handlers. Nodes of two releases talk to each other while a cluster is upgraded, so a message may
+gain fields with defaults, and must never change otherwise.
 
-Bodies are framed: u32 length and u32 crc32c, big-endian, then the piece; length 0 marks the end. So a body
-that was cut or corrupted never looks complete. This module does no I/O.
+A body is a sequence of pieces, each preceded by its length and crc32c (u32 each, big-endian); length 0 marks
+the end. So a truncated or corrupted body never looks complete. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OtherResponse = TypeVar("OtherResponse")
 Service = TypeVar("Service")
 Result = TypeVar("Result")
 ErrorFormat = Literal["s3", "batch"]
-"""How a handler's errors are answered: with the codes of S3, or with those of the batch API."""
+"""Whether a handler's errors are answered with the codes of S3 or of the batch API."""
 PREFIX: Final = "/-/peer/"
 SILENCE_TIMEOUT: Final = 30.0
 """Seconds of silence after which a caller gives up."""
@@ -45,20 +45,20 @@ _CALL_ATTRIBUTE: Final = "__peer_call__"
 
 
 class BodyFramingError(MeshdError):
-    """A body from another node was cut, or does not match its checksums."""
+    """A body from another node was truncated, or does not match its checksums."""
 
 
 class NotHereError(MeshdError):
-    """This node does not store what it is asked for (409 NotHere); another node may."""
+    """This node does not store the requested data (409 NotHere); another node may."""
 
 
 class MalformedResponseError(BodyFramingError):
-    """A node sent a response that is not of the declared type. As after a cut body, it is unknown what the
-    node did, so callers handle both alike."""
+    """A node's response is not of the declared type. As after a truncated body, it is unknown what the node
+    did, so callers handle both alike."""
 
 
 class ResponseStream:
-    """The response type of a call whose response is a body of any length; the caller gets a
+    """The response type of a call that answers with a body of any length; its caller gets a
     `PeerResponse`."""
 
 
@@ -75,7 +75,7 @@ class RequestTarget(Protocol):
 
 
 class QueryTarget(msgspec.Struct, frozen=True):
-    """The fields of a Struct as a query string; those with their default may be left out."""
+    """Encodes the fields of a Struct as a query string. Fields that are missing there get their defaults."""
 
     quote_via: Callable[..., str] = quote_plus
 
@@ -94,13 +94,13 @@ IN_QUERY: Final = QueryTarget()
 class PeerCall(Generic[Request, Response]):
     """One call between nodes.
 
-    A message of type `bytes` travels as it is, None as an empty body, any other type as msgpack. With a
-    `target` the request travels in the URL, and the body carries data: the handler reads it from its
+    A message of type `bytes` is sent unchanged, None as an empty body, any other type as msgpack. With a
+    `target`, the request is sent in the URL, and the body carries data, which the handler reads from its
     `CallContext`.
     """
 
     path: str
-    """Begins with `/-/peer/`; one that ends in `/` covers everything below."""
+    """Begins with `/-/peer/`. A path that ends in `/` covers everything below."""
     request: type[Request]
     response: type[Response]
     method: str = "POST"
@@ -112,10 +112,10 @@ class PeerCall(Generic[Request, Response]):
     pool: str = ""
     """Name of the connection pool; calls of one pool share their connections with each other only."""
     map_wait: float = 0.0
-    """Seconds for which a node that has an older cluster map than the caller waits for the caller's."""
+    """Seconds for which a node whose cluster map is older than the caller's waits for a newer one."""
     errors: ErrorFormat = "s3"
     malformed_code: str = ""
-    """Error code of the answer to a request that cannot be decoded (status 400); "": BadRequest of the batch
+    """Error code (with status 400) for a request that cannot be decoded. Default: BadRequest of the batch
     API, InvalidArgument of S3."""
     _decode_request: Callable[[bytes], Any] = field(init=False, repr=False)
     _decode_response: Callable[[bytes], Any] = field(init=False, repr=False)
@@ -128,7 +128,7 @@ class PeerCall(Generic[Request, Response]):
         object.__setattr__(self, "_decode_response", _decoder(self.response))
 
     def returning(self, response: type[OtherResponse]) -> PeerCall[Request, OtherResponse]:
-        """Return the same call with another response type, for a call whose response depends on the
+        """Return the same call with another response type. For calls whose response type depends on the
         request."""
         return cast("PeerCall[Request, OtherResponse]", replace(self, response=cast("Any", response)))
 
@@ -157,7 +157,7 @@ class PeerCall(Generic[Request, Response]):
 
 
 def encode_message(message: object) -> bytes:
-    """Encode a message for a body."""
+    """Encode a message as a body."""
     if message is None:
         return b""
     return message if isinstance(message, bytes) else _encode(message)
@@ -230,19 +230,19 @@ class FrameDecoder:
             if not self._length:
                 if len(self._held) < _HEADER.size:
                     return found
-                self._begin()
+                self._begin_piece()
                 if self.done:
                     return found
             if len(self._held) < self._length:
                 return found
-            found.append(self._take())
+            found.append(self._take_piece())
 
     def finish(self) -> None:
         """Raise BodyFramingError unless the end marker has arrived."""
         if not self.done:
             raise BodyFramingError("a body between nodes was cut")
 
-    def _begin(self) -> None:
+    def _begin_piece(self) -> None:
         if self.done:
             raise BodyFramingError("a body between nodes continues after its end marker")
         self._length, self._crc = _HEADER.unpack_from(self._held)
@@ -256,7 +256,7 @@ class FrameDecoder:
                 f"a piece of a body between nodes has {self._length} bytes; the limit is {MAX_PIECE_BYTES}"
             )
 
-    def _take(self) -> bytes:
+    def _take_piece(self) -> bytes:
         with memoryview(self._held) as view:
             piece = bytes(view[: self._length])
         del self._held[: self._length]
@@ -270,7 +270,7 @@ class FrameDecoder:
 
 
 class CallContext(msgspec.Struct, frozen=True):
-    """The caller's node, its cluster map version, and the body of a call whose request is in the target."""
+    """The caller's node and cluster map version, and the body of a call whose request is in the target."""
 
     node_id: str
     map_version: int
@@ -289,8 +289,8 @@ def handler(
 ]:
     """Register a method as the handler of a call: `async def method(self, request, context) -> response`.
 
-    A handler raises S3Error, StoreError, BatchError or NotHereError, which are answered in the call's error
-    format, and StaleMapError (421) when it uses another cluster map than the caller.
+    A handler may raise S3Error, StoreError, BatchError and NotHereError, which are answered in the call's
+    error format, and StaleMapError (421) if its cluster map differs from the caller's.
     """
     return _register(call)
 
@@ -300,8 +300,8 @@ def stream_handler(
 ) -> Callable[
     [Callable[[Service, Request, CallContext], Result]], Callable[[Service, Request, CallContext], Result]
 ]:
-    """Like `handler`, for a call whose response is a stream: the method is an async generator of its pieces,
-    or a coroutine that returns a body which the server sends in its own way (a frame, a stream of blobs)."""
+    """Like `handler`, for a call whose response is a stream. The method is an async generator of its pieces,
+    or a coroutine that returns a body which the server knows how to send (a frame, a stream of blobs)."""
     return _register(call)
 
 
@@ -314,7 +314,7 @@ def _register(call: PeerCall[Any, Any]) -> Callable[[Any], Any]:
 
 
 class RegisteredHandler(msgspec.Struct, frozen=True):
-    """A call, and the bound method that answers it."""
+    """A call and the bound method that handles it."""
 
     call: PeerCall[Any, Any]
     method: Callable[[Any, CallContext], Any]
@@ -322,9 +322,8 @@ class RegisteredHandler(msgspec.Struct, frozen=True):
 
 def registered_handlers(service: object) -> list[RegisteredHandler]:
     """Return the handlers of a service, in the order of their definition."""
-    found = [
-        (name, call)
+    return [
+        RegisteredHandler(call, getattr(service, name))
         for name, method in vars(type(service)).items()
         if (call := getattr(method, _CALL_ATTRIBUTE, None)) is not None
     ]
-    return [RegisteredHandler(call, getattr(service, name)) for name, call in found]

@@ -243,8 +243,8 @@ class _ServerConnection:
     def _error_value(self, error: BaseException, call: ServerCall, request: Any) -> ErrorValue:
         value = self._server.errors.encode(error)
         if value is None:
-            told = {"method": call.method, "request": repr(request)[:300]}
-            _log.error("a call of another process failed", extra=told, exc_info=error)
+            fields = {"method": call.method, "request": repr(request)[:300]}
+            _log.error("a call of another process failed", extra=fields, exc_info=error)
             value = self._server.errors.encode(self._server.errors.unexpected())
             assert value is not None
         return value

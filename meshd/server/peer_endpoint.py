@@ -18,6 +18,7 @@ from meshd.batches.sample_responses import StreamBody
 from meshd.core.api_errors import BatchError, to_batch_error, to_s3_error
 from meshd.core.frame_address import Frame
 from meshd.rpc.peer_client import FRAMED_HEADER, MAP_HEADER, PEER_KEY, PURPOSE, StaleMapError, peer_secret
+from meshd.rpc.peer_clock import CLOCKS_CODE
 from meshd.rpc.peer_rpc import (
     END_MARKER,
     MAX_PIECE_BYTES,
@@ -38,7 +39,7 @@ from meshd.server.proxy.hops import stale_map_reply
 from meshd.server.request import request_head
 from meshd.server.request_body import RequestBody
 from meshd.server.response import Reply, StreamedReply, connection_header, head_bytes
-from meshd.store.errors import StoreError
+from meshd.store.errors import ClocksDifferError, StoreError
 from meshwire.errors import CODES, S3Error
 from meshwire.sigv4 import read_claim, verify
 
@@ -56,6 +57,7 @@ _MAX_HEADERS = 64 << 10
 _IDLE_SECONDS = 60.0
 _TOO_LARGE = "The body is larger than this call allows."
 _NOT_HERE = 409
+_UNAVAILABLE = 503
 
 
 class PeerCaller(msgspec.Struct, frozen=True):
@@ -164,6 +166,8 @@ class _TypedRoute:
             return await self._respond(request, self._method(message, context))
         except NotHereError as error:
             return self._refusal(_NOT_HERE, "NotHere", str(error))
+        except ClocksDifferError as error:
+            return self._refusal(_UNAVAILABLE, CLOCKS_CODE, str(error))
         except StoreError as error:
             if self._call.errors == "s3":
                 raise to_s3_error(error) from error

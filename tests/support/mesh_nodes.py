@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -119,7 +119,13 @@ async def running_nodes(
     finally:
         for one in nodes:
             await _end(one)
-        shutil.rmtree(place)
+        _remove(place)
+
+
+def _remove(place: Path) -> None:
+    while place.exists():  # a thread may still remove a draft of a refused write
+        with suppress(FileNotFoundError):
+            shutil.rmtree(place)
 
 
 def everybody(members: list[Member], copies: int) -> ClusterMap:

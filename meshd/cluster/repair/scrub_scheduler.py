@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from meshd.cluster.repair.decaying_disks import DecayingDisks
 from meshd.control.control_api import ControlError, VersionConflictError
 from meshd.store.disks.health_monitor import DiskState  # noqa: TC001  msgspec reads the annotations
 from meshd.store.errors import StoreError
-from meshd.telemetry import metrics
+from meshd.telemetry import metric_registry, metrics
 from meshd.util.async_tasks import sleep_to_tick
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class ScrubScheduler:
         self._comparing: asyncio.Task[object] | None = None
         self._disk_loss_comparison: asyncio.Task[object] | None = None
         self._disks: tuple[DiskState, ...] = ()
-        self._disks_at = -_DISKS_INTERVAL
+        self._disk_silent = False
+        self._disks_at, self._decaying = -_DISKS_INTERVAL, DecayingDisks(clock, store.scrub.state.damage)
         self._count_under_replicated, self._under_replicated = count_under_replicated, 0
         self._publish_interval = publish_interval
         self._counting: asyncio.Task[int] | None = None
@@ -292,8 +294,15 @@ class ScrubScheduler:
         """Looks at the disks again: at intervals while all of them serve, else each time."""
         health, now = self._store.disk_health, self._clock.monotonic()
         known = health.all_serve and self._disks and all(disk.serves for disk in self._disks)
+        silent = health.silent_seconds() > 0
+        known, self._disk_silent = known and not silent and not self._disk_silent, silent
         if not known or not self._disks_at <= now < self._disks_at + _DISKS_INTERVAL:
             self._disks, self._disks_at = tuple(await asyncio.to_thread(health.disk_states)), now
+        if self._decaying.is_due():
+            found = await asyncio.to_thread(metric_registry.counter_samples, {"meshd_store_damage_total"})
+            self._decaying.observe({labels["disk"]: count for _, labels, count in found})
+            await self._store.scrub.save_damage(dict(self._decaying.damage))
+        self._disks = self._decaying.mark_decaying(self._disks)
 
     async def _publish(self) -> None:
         state = self._store.scrub.state

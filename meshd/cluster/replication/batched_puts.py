@@ -222,13 +222,13 @@ class ForwardedPutHandler:
         self._replicated, self._mesh = replicated, mesh
 
     @handler(FORWARD_PUTS)
-    async def write_many(self, asked: ForwardedPuts, context: CallContext) -> StoredRecords:
-        for new in asked.objects:
-            self._mesh.require_primary(asked.bucket, new.key)
+    async def write_many(self, request: ForwardedPuts, context: CallContext) -> StoredRecords:
+        for new in request.objects:
+            self._mesh.require_primary(request.bucket, new.key)
         accepted = WriteContext(context.node_id, context.map_version, forwarded=True)
         try:
             records = await self._replicated.put_many(
-                asked.bucket, asked.objects, versioning=asked.versioning, context=accepted
+                request.bucket, request.objects, versioning=request.versioning, context=accepted
             )
         except NotPrimaryError as error:
             raise StaleMapError(self._mesh.current_map().version) from error

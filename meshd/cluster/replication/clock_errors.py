@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshd.rpc.peer_client import PeerClockError
+from meshd.rpc.peer_clock import CLOCKS_CODE
 from meshd.store.errors import ClocksDifferError
 
 if TYPE_CHECKING:
@@ -14,4 +15,7 @@ if TYPE_CHECKING:
 def skew_error(answers: Iterable[object], outcome: str) -> ClocksDifferError | None:
     """Returns the error, which also says `outcome`, if one of the nodes' answers is a PeerClockError."""
     skew = next((answer for answer in answers if isinstance(answer, PeerClockError)), None)
-    return None if skew is None else ClocksDifferError(f"{skew}; {outcome}")
+    if skew is None:
+        return None
+    # With CLOCKS_CODE, the node that met the refusal has said the outcome.
+    return ClocksDifferError(str(skew) if skew.code == CLOCKS_CODE else f"{skew}; {outcome}")

@@ -213,11 +213,11 @@ class StoreForwarder(WriteForwarder):
     """Forwards writes of the replicated store. One per process."""
 
     async def forward_request(
-        self, node: Node, asked: ForwardedRequest, context: WriteContext
+        self, node: Node, request: ForwardedRequest, context: WriteContext
     ) -> WriteResult:
         """Forwards a write without data; see `send`. Raises the error that the primary met."""
         with _counting():
-            decided = await self.send(node, FORWARD_REQUEST, asked, context)
+            decided = await self.send(node, FORWARD_REQUEST, request, context)
         decided.raise_error()
         return decided
 
@@ -259,9 +259,9 @@ class ForwardedWriteHandlers:
         self._store, self._replicated, self._mesh = store, replicated, mesh
 
     @handler(FORWARD_REQUEST)
-    async def change_name(self, asked: ForwardedRequest, context: CallContext) -> WriteResult:
-        self._mesh.require_primary(asked.bucket, asked.key)
-        return await self._result(self._execute(asked, _write_context(context)))
+    async def change_name(self, request: ForwardedRequest, context: CallContext) -> WriteResult:
+        self._mesh.require_primary(request.bucket, request.key)
+        return await self._result(self._execute(request, _write_context(context)))
 
     @handler(FORWARD_WRITE)
     async def write_object(self, data: ForwardedData, context: CallContext) -> WriteResult:
@@ -289,34 +289,39 @@ class ForwardedWriteHandlers:
                 raise
             return decided
 
-    async def _execute(self, asked: ForwardedRequest, context: WriteContext) -> WriteResult:
+    async def _execute(self, request: ForwardedRequest, context: WriteContext) -> WriteResult:
         """Raises StoreError."""
         replicated = self._replicated
-        if isinstance(asked, DeleteRequest):
-            return _deletion_result(await self._delete(asked, context))
-        if isinstance(asked, AmendRequest):
+        if isinstance(request, DeleteRequest):
+            return _deletion_result(await self._delete(request, context))
+        if isinstance(request, AmendRequest):
             record = await replicated.amend(
-                asked.bucket, asked.key, asked.version, tags=asked.tags, acl=asked.acl, context=context
-            )
-            return WriteResult(without_local_fields(record))
-        if isinstance(asked, CreateUploadRequest):
-            upload = await replicated.create_upload(asked.about, context=context)
-            return WriteResult(upload=upload_without_local_fields(upload))
-        found = self._store.get_upload(asked.bucket, asked.key, asked.upload_id)
-        if found is None:
-            return await self._raise_ended(asked.bucket, asked.key, asked.upload_id)
-        if isinstance(asked, CompleteUploadRequest):
-            record = await replicated.complete_upload(
-                found,
-                asked.parts,
-                asked.meta,
-                asked.conditions,
-                etags=asked.etags,
-                versioning=asked.versioning,
+                request.bucket,
+                request.key,
+                request.version,
+                tags=request.tags,
+                acl=request.acl,
                 context=context,
             )
             return WriteResult(without_local_fields(record))
-        assert isinstance(asked, AbortUploadRequest)
+        if isinstance(request, CreateUploadRequest):
+            upload = await replicated.create_upload(request.about, context=context)
+            return WriteResult(upload=upload_without_local_fields(upload))
+        found = self._store.get_upload(request.bucket, request.key, request.upload_id)
+        if found is None:
+            return await self._raise_ended(request.bucket, request.key, request.upload_id)
+        if isinstance(request, CompleteUploadRequest):
+            record = await replicated.complete_upload(
+                found,
+                request.parts,
+                request.meta,
+                request.conditions,
+                etags=request.etags,
+                versioning=request.versioning,
+                context=context,
+            )
+            return WriteResult(without_local_fields(record))
+        assert isinstance(request, AbortUploadRequest)
         return WriteResult(stamp=await replicated.abort_upload(found, context=context))
 
     async def _raise_ended(self, bucket: str, key: str, upload_id: str) -> NoReturn:
@@ -324,14 +329,19 @@ class ForwardedWriteHandlers:
         await self._replicated.wait_upload_end_replicated(bucket, key, upload_id)
         raise NoSuchUploadError(f"upload {upload_id} was completed or aborted")
 
-    async def _delete(self, asked: DeleteRequest, context: WriteContext) -> Removed:
-        replicated, bucket, key, conditions = self._replicated, asked.bucket, asked.key, asked.conditions
-        if asked.version is None:
+    async def _delete(self, request: DeleteRequest, context: WriteContext) -> Removed:
+        replicated, bucket, key, conditions = (
+            self._replicated,
+            request.bucket,
+            request.key,
+            request.conditions,
+        )
+        if request.version is None:
             return await replicated.delete(
-                bucket, key, conditions=conditions, versioning=asked.versioning, context=context
+                bucket, key, conditions=conditions, versioning=request.versioning, context=context
             )
         return await replicated.delete_version(
-            bucket, key, asked.version, conditions=conditions, stamp=asked.stamp, context=context
+            bucket, key, request.version, conditions=conditions, stamp=request.stamp, context=context
         )
 
 

@@ -234,9 +234,11 @@ class Replicator:
                         raise taken
             if left and all(isinstance(taken, ReplicaAck) for taken in answers):
                 continue
-            if self._clock.monotonic() - began > self.timeout:
-                if skew := skew_error(answers, "the write may or may not have taken effect"):
-                    raise skew
+            skew = skew_error(answers, "the write may or may not have taken effect")
+            late = self._clock.monotonic() - began > self.timeout
+            if skew and (late or (tries and self._mesh.current_map().version == version)):
+                raise skew  # waiting sets no clock
+            if late:
                 missing = ", ".join(
                     n.node_id for n, taken in zip(left, answers, strict=True) if taken is None
                 )

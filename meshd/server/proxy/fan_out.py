@@ -23,7 +23,7 @@ from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents
-from meshwire.s3.result_types import DeleteResult
+from meshwire.s3.result_types import DeleteFailure, DeleteResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from meshd.store.records import WriteContext
     from meshd.util.clock import Clock
     from meshwire.cluster import Node
-    from meshwire.s3.result_types import DeletedKey, DeleteFailure
+    from meshwire.s3.result_types import DeletedKey
     from meshwire.s3.xml_documents import DeleteKey, DeleteRequest
 
 AIM_KEYS: Final = "keys"
@@ -47,6 +47,8 @@ AIM_MEMBERS: Final = "members"
 """`Hop.aim` of a listing that leads into an archive."""
 _PATIENCE: Final = 15.0
 _PART_SILENCE: Final = 20.0
+_UNAVAILABLE: Final = ("SlowDown", "ServiceUnavailable", "InternalError", "InsufficientStorage")
+"""Codes of errors of one node, of which the keys of others know nothing."""
 
 
 class FanOut:
@@ -131,11 +133,13 @@ class FanOut:
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
         context: WriteContext,
     ) -> DeleteResult:
-        """Delete the keys on their primaries; `here` deletes this node's own. Raises S3Error SlowDown if the
-        primaries of some do not answer."""
+        """Delete the keys on their primaries; `here` deletes this node's own. Keys whose primary does not
+        answer or cannot delete them are failures of their own. Raises S3Error SlowDown if none can be deleted
+        now."""
         deadline = self._clock.monotonic() + _PATIENCE
         left = asked.keys
         results: list[DeleteResult] = []
+        refused: list[tuple[Sequence[DeleteKey], S3Error]] = []
         while left:
             version = self._mesh.current_map().version
             again: list[DeleteKey] = []
@@ -147,14 +151,20 @@ class FanOut:
             for keys, result in await asyncio.gather(*asking):
                 if result is None:
                     again += keys
+                elif isinstance(result, S3Error):
+                    refused.append((keys, result))
                 else:
                     results.append(result)
             left = tuple(again)
             if left:
                 if self._clock.monotonic() > deadline:
-                    raise S3Error("SlowDown", f"No primary answers for {len(left)} of these keys; try again.")
+                    said = f"No primary answers for {len(left)} of these keys; try again."
+                    refused.append((left, S3Error("SlowDown", said)))
+                    break
                 await self._mesh.wait_for_newer_map(version, 0.5)
-        return _merge_results(asked, results)
+        if refused and not results:  # clients repeat the whole request
+            raise refused[0][1]
+        return _merge_results(asked, [*results, *(_failures(*each) for each in refused)])
 
     def _grouped(
         self, bucket: str, keys: Sequence[DeleteKey]
@@ -176,23 +186,37 @@ class FanOut:
         here: Callable[[DeleteRequest], Awaitable[DeleteResult]],
         asked: DeleteRequest,
         context: WriteContext,
-    ) -> tuple[list[DeleteKey], DeleteResult | None]:
-        """Delete the keys of one node; the result is None if they must be tried again."""
+    ) -> tuple[list[DeleteKey], DeleteResult | S3Error | None]:
+        """Delete the keys of one node; the result is None if they must be tried again, and the error if the
+        node cannot delete them now."""
         if node is None:
             return keys, None
-        if node.node_id == self._mesh.node_id:
-            return keys, await here(asked._replace(keys=tuple(keys)))
+        try:
+            if node.node_id == self._mesh.node_id:
+                return keys, await here(asked._replace(keys=tuple(keys)))
+            return keys, await self._remote_part(request, node, context)
+        except S3Error as error:
+            if error.code not in _UNAVAILABLE:
+                raise
+            return keys, error
+
+    async def _remote_part(
+        self, request: MeshRequest, node: Node, context: WriteContext
+    ) -> DeleteResult | None:
+        """Have another node delete its keys; None if they must be tried again. Raises S3Error."""
         try:
             status, body = await self._forwarder.writes.attempt(
                 node, partial(self._send_part, request, node, context), context
             )
         except WriteNotTakenError:
-            return keys, None
+            return None
         except NotReplicatedError as error:
             raise to_s3_error(error) from error
         if status != 200:
-            raise S3Error("SlowDown", f"Node {node.node_id} could not delete its keys ({status}); try again.")
-        return keys, xml_documents.parse_delete_result(body)
+            raise S3Error(
+                "SlowDown", f"Node {node.node_id} could not delete its keys: {_error_text(status, body)}"
+            )
+        return xml_documents.parse_delete_result(body)
 
     async def _send_part(self, request: MeshRequest, node: Node, context: WriteContext) -> tuple[int, bytes]:
         """Send a node its part of a deletion whose body is buffered; return (status, body). Raises S3Error
@@ -213,6 +237,20 @@ class FanOut:
             return received.status, await answer.read_body()
         finally:
             answer.close()
+
+
+def _failures(keys: Sequence[DeleteKey], error: S3Error) -> DeleteResult:
+    """Return the result of keys that could not be deleted."""
+    failures = [DeleteFailure(entry.key, error.code, error.message, entry.version or "") for entry in keys]
+    return DeleteResult((), tuple(failures))
+
+
+def _error_text(status: int, body: bytes) -> str:
+    """Return what a node's error document says."""
+    try:
+        return xml_documents.parse_error(body).message
+    except S3Error:
+        return f"it answered {status}; try again."
 
 
 def _merge_results(asked: DeleteRequest, results: Sequence[DeleteResult]) -> DeleteResult:

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from meshwire.s3.parse_request import RequestHead
 
 _PATIENCE: Final = 15.0
-"""Seconds without an answering owner before a request fails. If a map has given names no owner for that
-long, requests for them fail at once."""
+"""Seconds without an answering owner before a request fails."""
+_RESTART: Final = 300.0
+"""Seconds within which a machine that restarts is back. If a map has given names no owner for that long,
+requests for them fail at once. Before, they wait: the usual S3 clients try two times more, a second later."""
 _HOLD: Final = 64 << 10  # smaller bodies are buffered before they are sent, so they can be resent
 _SILENCE: Final = 60.0
 _LIVENESS_CHECK: Final = 2.0  # seconds without a response before the node's liveness is checked
@@ -91,6 +93,8 @@ class _ForwardState:
         """Nodes that did not answer: they are tried again after all others."""
         self.skewed: dict[str, str] = {}
         """Nodes that refused the request because their clocks differ, and what is known of the clocks."""
+        self.skewed_again: set[str] = set()
+        """Those that refused it a second time: one refusal may be of a request that was sent long ago."""
         self.damaged: set[str] = set()
         """Nodes on which the object is damaged: they are not tried again."""
         self.final_damage = True
@@ -188,6 +192,8 @@ class Forwarder:
             left = (deadline if nodes else min(deadline, owner_expected_until)) - self._clock.monotonic()
             if left <= 0:
                 raise self._no_owner_error(nodes, forward_state.skewed)
+            if nodes and forward_state.skewed_again.issuperset(node.node_id for node in nodes):
+                raise self._no_owner_error(nodes, forward_state.skewed)
             untried = [node for node in nodes if node.node_id not in forward_state.unresponsive]
             target = untried[0] if untried else None
             forward_state.has_alternative = name.reading and len(untried) > 1
@@ -199,11 +205,11 @@ class Forwarder:
 
     def _observe_map(self, version: int) -> float:
         """Record the map of a request; return until when the owners of a name that has none by this map are
-        waited for: one that was marked away just now may be restarting. A map that may be outdated says
+        waited for: one that was marked away lately may be restarting. A map that may be outdated says
         nothing of them."""
         if version != self._map_seen[0]:
             self._map_seen = (version, self._clock.monotonic())
-        return self._map_seen[1] + _PATIENCE if self._mesh.lease_valid else inf
+        return self._map_seen[1] + _RESTART if self._mesh.lease_valid else inf
 
     def _require_caller(self, context: WriteContext) -> None:
         """Raise S3Error SlowDown if the caller of the write has given up. Call it directly before sending,
@@ -238,6 +244,8 @@ class Forwarder:
             forward_state.damaged.add(node.node_id)
             forward_state.final_damage &= kept_back.headers[DAMAGED_HEADER] == FINAL_DAMAGE
         elif is_clock_skew_reply(kept_back):
+            if node.node_id in forward_state.skewed:
+                forward_state.skewed_again.add(node.node_id)
             skew = forward_state.skewed[node.node_id] = self.describe_skew(node, kept_back)
             forward_state.require_resendable(f"The request was refused, and nothing was stored: {skew}.")
             forward_state.unresponsive.add(node.node_id)

@@ -3,7 +3,8 @@
 Law: one process per node probes (the coordinator) and publishes the result in the index for the others.
 A retired disk stays retired and may return only empty, as a new disk. The index device is probed, too;
 its failure is for the caller to handle. Invariant: a full disk, or a probe that fails because this
-process lacks descriptors or memory, does not count as a disk failure.
+process lacks descriptors or memory, does not count as a disk failure. A disk that hangs is not retired: who
+waits for it still holds its files, so the caller decides what the node does.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import errno
 import logging
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from meshd.store.disks.disk_probes import DiskProbes
 from meshd.store.disks.layout import (
     DRAFTS,
     EXTENTS,
     LOST_DISKS_KEY,
     MOUNTED_DISKS_KEY,
     SET_BACK_KEY,
+    index_has_free_space,
     is_mounted,
     write_lost_disks,
 )
@@ -39,9 +43,10 @@ from meshd.store.engine.file_scan import DirectFile
 from meshd.store.errors import is_exhausted
 from meshd.telemetry import metrics
 from meshd.util import failpoints
+from meshwire.http_values.dates import format_iso
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
@@ -52,6 +57,9 @@ _log = logging.getLogger(__name__)
 _FAILURES: Final = 3  # consecutive failed probes that retire a disk
 _AT_ONCE: Final = 256
 _PROBE: Final = bytes(4096)
+_INDEX_FULL: Final = (
+    "holds the index and is full: the node refuses writes; free space there (ShardmeshDiskFull)"
+)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -91,8 +99,8 @@ def _write_and_read_back(path: str) -> bytes:
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """The state of a directory given with `--disk`. `why`: the reason it is out of service; `size` in bytes
-    and `full` (used share in percent) of its file system, 0 if unknown."""
+    """The state of a directory given with `--disk`. `why`: the reason it is out of service, or should be;
+    `size` in bytes and `full` (used share in percent) of its file system, 0 if unknown."""
 
     path: str
     serves: bool
@@ -125,6 +133,7 @@ class DiskHealthMonitor:
     ) -> None:
         self._index, self._disks, self._committer = index, disks, committer
         self._clock, self._run, self._wanted = clock, run, tuple(wanted)
+        self._probes = DiskProbes(clock, run)
         self._failures: dict[int, int] = {}
         self._index_failures = 0
         self.index_failed = ""
@@ -187,15 +196,42 @@ class DiskHealthMonitor:
 
     def disk_states(self) -> list[DiskState]:
         """Returns the state of every directory that should be a disk, and of the index device if it has
-        failed (blocking)."""
+        failed, does not answer or is full (blocking)."""
         serving = set(self._disks.roots.values())
         found = [
-            DiskState(str(root), True, "", *_file_system_usage(root))
-            if root in serving
-            else DiskState(str(root), False, self._reason(root))
+            self._serving_state(root) if root in serving else DiskState(str(root), False, self._reason(root))
             for root in self._wanted
         ]
-        return [*found, self.index_state()] if self.index_failed else found
+        if self.index_failed:
+            return [*found, self.index_state()]
+        path = self._index.path
+        if silent := self._silence(path):
+            found.append(DiskState(str(path), False, f"holds the index and {silent}"))
+        elif self._is_index_full(path, serving):
+            found.append(DiskState(str(path), True, _INDEX_FULL, *_file_system_usage(path)))
+        return found
+
+    def _is_index_full(self, path: Path, disks: Collection[Path]) -> bool:
+        """Whether the index may not grow, on a file system that is no disk's: that one tells it itself."""
+        with suppress(OSError):
+            if not index_has_free_space(str(path)):
+                device = os.stat(path).st_dev
+                return all(os.stat(root).st_dev != device for root in disks)
+        return False
+
+    def _serving_state(self, root: Path) -> DiskState:
+        if silent := self._silence(root):
+            return DiskState(str(root), True, silent)  # its file system may hang, too
+        return DiskState(str(root), True, "", *_file_system_usage(root))
+
+    def _silence(self, path: Path) -> str:
+        since = self._probes.silent_since(path)
+        return "" if since is None else f"has not answered since {format_iso(since)} (ShardmeshDiskHangs)"
+
+    def silent_seconds(self) -> float:
+        """Returns for how long the disk, or index device, that is silent longest has not answered; 0 if all
+        do."""
+        return self._probes.silent_seconds()
 
     def _reason(self, root: Path) -> str:
         try:
@@ -217,8 +253,10 @@ class DiskHealthMonitor:
         return DiskState(str(self._index.path), False, f"holds the index and has failed: {self.index_failed}")
 
     async def _probe_index(self) -> None:
+        path = self._index.path
         try:
-            await self._run(lambda: _probe(f"{self._index.path}/probe.part", "store.probe.index"))
+            if not await self._probes.probe(path, lambda: _probe(f"{path}/probe.part", "store.probe.index")):
+                return
         except OSError as error:
             self._index_failures += 1
             metrics.store_disk_errors.labels("failed").inc()
@@ -232,7 +270,8 @@ class DiskHealthMonitor:
 
     async def probe_disks(self) -> bool:
         """Probes every disk and the index device. Retires a disk after its third failed probe in a row, or at
-        once if it was emptied or unmounted, and adopts an empty disk in its place.
+        once if it was emptied or unmounted, and adopts an empty disk in its place. Does not wait for a disk
+        that hangs.
 
         Returns True if a disk has failed a probe without being retired: probe again soon. Raises StoreError.
         """
@@ -246,7 +285,8 @@ class DiskHealthMonitor:
         self.apply_published_changes()
         for disk, root in list(self._disks.roots.items()):
             try:
-                await self._run(lambda root=root, disk=disk: probe_disk(root, disk))
+                if not await self._probes.probe(root, partial(probe_disk, root, disk)):
+                    continue
             except OSError as error:
                 failures = self._failures[disk] = self._failures.get(disk, 0) + 1
                 metrics.store_disk_errors.labels("failed").inc()

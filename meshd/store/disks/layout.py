@@ -232,7 +232,9 @@ class Disks:
                 yield disk, int(stem, 16), entry.path
 
 
-_KEEP_FREE: Final = 64 << 20  # bytes that puts leave free for deletes and for index growth
+_KEEP_FREE: Final = 320 << 20
+"""Bytes that puts leave free: for deletes, for index growth, and for a segment that compaction rewrites when
+the disk is full, as otherwise no deletion of small objects would free anything."""
 _KEEP_SHARE: Final = 20
 
 
@@ -250,8 +252,9 @@ def free_above_reserve(path: str, reserves: int = 1) -> int:
 
 def reserves_kept(bucket: str) -> int:
     """Returns the part of the reserve that a write to this bucket leaves alone, as `reserves`: 1, all of it;
-    2, half of it, for documents of the node's own, in buckets whose names S3 cannot have."""
-    return 2 if bucket.startswith("-") else 1
+    4, a quarter of it, for documents of the node's own, in buckets whose names S3 cannot have: less than a
+    compaction leaves, so that they are accepted meanwhile."""
+    return 4 if bucket.startswith("-") else 1
 
 
 def has_free_space(path: str, wanted: int, reserves: int = 1) -> bool:

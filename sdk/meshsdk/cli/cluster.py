@@ -30,8 +30,7 @@ _ADVICE = {
     "joining": "new; receives its share",
     "down": "given up",
 }
-_FULL = 97  # per cent, as in the alert ShardmeshDiskFull
-_CLOCK = 60  # seconds, as in the alert ShardmeshClockDrifts
+_FULL, _CLOCK = 97, 60  # per cent, seconds: as in the alerts ShardmeshDiskFull and ShardmeshClockDrifts
 _FOLLOW = "Follow it: mesh cluster status --watch"
 _NEXT = {
     "drain": "When `mesh cluster status --watch` shows it as empty, stop it, then: mesh cluster remove {}",
@@ -211,21 +210,23 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
         threading.Event().wait(0.5)
 
 
-def _percent(told: dict[str, Any] | None, asked: int = 0) -> str:
-    if not told or told["asked"] < asked:  # what it tells is of an earlier scrub
+def _percent(progress: dict[str, Any] | None, asked: int = 0) -> str:
+    if not progress or progress["asked"] < asked:  # this is the progress of an earlier scrub
         return "waiting"
-    if not told["running"]:
-        return "done" if told["compared"] else "comparing with other owners"
-    return f"{min(99, 100 * told['bytes'] // max(1, told['total']))}%"
+    if not progress["running"]:
+        return "done" if progress["compared"] else "comparing with other owners"
+    return f"{min(99, 100 * progress['bytes'] // max(1, progress['total']))}%"
 
 
-def _scrubbed(name: str, told: dict[str, Any]) -> str:
-    damage = "no damage" if not told["damaged"] else f"{told['damaged']} damaged"
-    if told["mended"]:
-        damage += f", {told['mended']} restored from other nodes"
-    if told["quarantined"]:
-        damage += f"; {told['quarantined']} in quarantine: no other node has them; upload those objects again"
-    return f"{name}: {format_size(told['bytes'])} read, {damage}"
+def _scrubbed(name: str, result: dict[str, Any]) -> str:
+    damage = "no damage" if not result["damaged"] else f"{result['damaged']} damaged"
+    if result["mended"]:
+        damage += f", {result['mended']} restored from other nodes"
+    if result["quarantined"]:
+        damage += (
+            f"; {result['quarantined']} in quarantine: no other node has them; upload those objects again"
+        )
+    return f"{name}: {format_size(result['bytes'])} read, {damage}"
 
 
 def _change(session: Session, node: str, action: str, **rest: Any) -> None:
@@ -378,8 +379,7 @@ def _share(slots: int, of: int) -> str:
 
 
 def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Iterator[str]:
-    """Return notes on a node. `asked`: the node whose clock is the reference, if it may be the wrong one.
-    `lease`: seconds for which a lease lasts."""
+    """Return notes on a node. `asked`: whose clock is the reference, if it may be wrong; `lease`: seconds."""
     if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
         stop = "" if node["state"] in ("away", "down") else "stop it, then "
         yield f"empty: {stop}mesh cluster remove {node['id']}"
@@ -409,13 +409,13 @@ def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Itera
     if node.get("domains"):
         yield node["domains"]
     yield from _load(node.get("load") or {})
-    if (told := node["scrub"]) and told["running"]:
-        yield f"scrub: {_percent(told)}"
-    if told and told["quarantined"]:
-        damaged = _count(told["quarantined"], "damaged or lost object")
+    if (scrubbed := node["scrub"]) and scrubbed["running"]:
+        yield f"scrub: {_percent(scrubbed)}"
+    if scrubbed and scrubbed["quarantined"]:
+        damaged = _count(scrubbed["quarantined"], "damaged or lost object")
         yield f"{damaged} to be restored; if some stay, no other running node has them (ShardmeshDamagedData)"
-    disks = (told or {}).get("disks", ())
-    yield from (f"{disk['path']} {disk['why']}" for disk in disks if not disk["serves"])
+    disks = (scrubbed or {}).get("disks", ())
+    yield from (f"{disk['path']} {disk['why']}" for disk in disks if disk["why"] or not disk["serves"])
 
 
 def _load(load: dict[str, Any]) -> Iterator[str]:

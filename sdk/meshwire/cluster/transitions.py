@@ -88,7 +88,27 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     )
     if known.state == "away":
         said = replace(said, state=_back(cluster, said), turned=version)
+        return _changed(cluster, _as_the_last(cluster, said))
     return _next(cluster, said)
+
+
+def _as_the_last(cluster: ClusterMap, back: Node) -> dict[str, Node]:
+    """Return a node that is back, as the last to leave of those with which it left (`mark_nodes_away`), and
+    the others of them that are still away, by their ids.
+
+    The others keep their order. None passes a node that did not leave with them: that one may have accepted
+    writes alone since.
+    """
+    turned = _known(cluster, back.node_id).turned
+    together = [node for node in cluster.nodes if node.state == "away" and node.turned == turned]
+    apart = [node.since for node in cluster.nodes if node not in together and node.since > back.since]
+    bound = min(apart, default=cluster.version + 1)
+    others = sorted(
+        (node for node in together if back.since < node.since < bound), key=lambda node: node.since
+    )
+    versions = [back.since, *(node.since for node in others)]
+    found = {node.node_id: replace(node, since=since) for node, since in zip(others, versions, strict=False)}
+    return found | {back.node_id: replace(back, since=versions[-1])}
 
 
 def join_new_nodes(cluster: ClusterMap, nodes: Iterable[Node]) -> ClusterMap:
@@ -177,6 +197,27 @@ def mark_node_away(cluster: ClusterMap, node_id: str) -> ClusterMap:
     return _next(cluster, replace(node, state="away", since=since, turned=version, complete=0))
 
 
+def mark_nodes_away(cluster: ClusterMap, node_ids: Iterable[str]) -> ClusterMap:
+    """Mark nodes that do not answer, in one write of the map, of whose versions only the last is seen.
+
+    Those that were complete get the same `turned`: none of them accepted a write without the others, since
+    no map said that another one was away. Each of them may therefore be the first to answer again
+    (`join_node`).
+    """
+    first, complete = cluster, list[str]()
+    for node_id in node_ids:
+        if _known(first, node_id).state in COMPLETE_STATES:
+            complete.append(node_id)
+        else:
+            cluster = mark_node_away(cluster, node_id)
+    for node_id in complete:
+        cluster = mark_node_away(cluster, node_id)
+    nodes = [
+        replace(node, turned=cluster.version) if node.node_id in complete else node for node in cluster.nodes
+    ]
+    return replace(cluster, nodes=checked_nodes(nodes))
+
+
 def mark_node_down(cluster: ClusterMap, node_id: str) -> ClusterMap:
     """Give up a node; its share is rebuilt from the other copies."""
     node, version = _known(cluster, node_id), cluster.version + 1
@@ -184,6 +225,13 @@ def mark_node_down(cluster: ClusterMap, node_id: str) -> ClusterMap:
         return cluster
     new = replace(node, state="down", turned=version, complete=0, leaving=False)
     return _next(cluster, new)
+
+
+def mark_nodes_down(cluster: ClusterMap, node_ids: Iterable[str]) -> ClusterMap:
+    """Give up several nodes in one write of the map."""
+    for node_id in node_ids:
+        cluster = mark_node_down(cluster, node_id)
+    return cluster
 
 
 def can_lose_node(cluster: ClusterMap, node_id: str, copies: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from meshd.util.clock import CLOCK_SHIFT_ENV, write_clock_shift
+from meshd.util.clock import CLOCK_SHIFT_ENV, SystemClock, write_clock_shift
 from meshsdk.cli.cluster import cluster
 from tests.support.bounded_wait import await_true
 from tests.support.daemon_cluster import DaemonCluster
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 require_etcd()
 _AHEAD = 420.0
+_PATIENCE = 14.0
+"""Seconds: less than requests wait for a node that may return."""
+_clock = SystemClock()
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +120,30 @@ def test_a_write_that_a_replica_refuses_for_its_clock_says_which_node(
 
     keys = (mesh.key_with_primary("n1", "bucket", f"replicated-{number}") for number in range(100))
     key = next(key for key in keys if "n3" in held_by(key))
+    deletion = f"<Delete><Object><Key>{key}</Key></Object></Delete>".encode()
+    assert mesh["n1"].request("PUT", f"/bucket/{key}", b"x").status == 200
     write_clock_shift(clock, -3 * _AHEAD)
     try:
-        answer = mesh["n1"].request("PUT", f"/bucket/{key}", b"y")
+        for asked in ("n1", "n2"):
+            began = _clock.monotonic()
+            for answer in (
+                mesh[asked].request("POST", "/bucket?delete", deletion),
+                mesh[asked].request("PUT", f"/bucket/{key}", b"y"),
+            ):
+                assert answer.status == 503
+                assert b"the clock of node n3 is 21 min behind that of node n1" in answer.body, answer.body
+            assert _clock.monotonic() - began < _PATIENCE, "waiting sets no clock"
+    finally:
+        write_clock_shift(clock, 0.0)
+
+
+def test_a_listing_does_not_wait_for_a_clock(mesh: DaemonCluster, clock: Path) -> None:
+    write_clock_shift(clock, -3 * _AHEAD)
+    try:
+        began = _clock.monotonic()
+        answer = mesh["n1"].request("GET", "/bucket?list-type=2")
         assert answer.status == 503
         assert b"the clock of node n3 is 21 min behind that of node n1" in answer.body, answer.body
+        assert _clock.monotonic() - began < _PATIENCE
     finally:
         write_clock_shift(clock, 0.0)

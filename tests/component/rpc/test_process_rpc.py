@@ -22,6 +22,7 @@ from meshd.rpc.process_rpc import ErrorTypes, ErrorValue, Method, ProcessLostErr
 from meshd.rpc.process_server import ProcessServer, serve_blocking
 from meshd.rpc.unix_messages import MessageStream, accept_sockets, connect, listen
 from tests.support.bounded_wait import await_end
+from tests.support.old_garbage import clear_old_garbage
 
 if TYPE_CHECKING:
     import socket
@@ -157,6 +158,7 @@ def run(request: pytest.FixtureRequest) -> Runner:
 def _warm() -> None:
     """uvloop keeps some descriptors from its first loop on."""
     uvloop.new_event_loop().close()
+    clear_old_garbage()
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from meshd.rpc.unix_messages import (
     listen,
 )
 from tests.support.bounded_wait import await_end
+from tests.support.old_garbage import clear_old_garbage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,7 @@ def take(fd: int) -> bytes:
 def _warm() -> None:
     """uvloop keeps some descriptors from its first loop on."""
     uvloop.new_event_loop().close()
+    clear_old_garbage()
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
+import threading
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
 
 from meshd.config import StoreSettings
-from meshd.store.disks import health_monitor, replacement
+from meshd.store.disks import disk_probes, health_monitor, replacement
 from meshd.store.errors import DiskFailedError, FormatError, QuarantinedError
 from meshd.store.replica.changes import without_local_fields
 from meshd.store.store import Store
@@ -22,7 +26,6 @@ from tests.support.store_calls import LARGE, error_of, put_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from meshd.store.records import Record
 
@@ -278,3 +281,67 @@ def test_a_probe_that_fails_once_and_a_full_disk_do_no_harm(tmp_path: Path) -> N
             assert not store._disks.lost
 
     asyncio.run(run())
+
+
+def test_a_disk_that_hangs_is_told_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(disk_probes, "PROBE_WAIT", 0.05)
+    hangs, clock, settings = threading.Event(), ManualClock(), _settings(tmp_path, "one", "two")
+
+    def hang() -> None:
+        hangs.wait(60)
+
+    async def run() -> None:
+        Store.recover(settings)
+        with closing(Store.open(settings, writer="s", clock=clock)) as store:
+            health, disks = store.disk_health, {root.name: n for n, root in store._disks.roots.items()}
+            await health.probe_disks()
+            failpoints.set_callback(f"store.probe.{disks['two']}", hang)
+            try:
+                for seconds in (0, 10):
+                    clock.advance(seconds)
+                    await health.probe_disks()
+                    assert health.silent_seconds() == 0  # a busy one takes seconds
+                clock.advance(10)
+                for _ in range(2):
+                    await health.probe_disks()
+                assert health.silent_seconds() == 20
+                one, two = health.disk_states()
+                assert (one.why, two.serves) == ("", True)
+                assert two.why.startswith("has not answered since ")
+                shutil.rmtree(tmp_path / "one" / "extents")  # another one fails meanwhile
+                await health.probe_disks()
+                assert list(store._disks.lost) == [disks["one"]]
+            finally:
+                hangs.set()
+            await asyncio.wait([health._probes._running[tmp_path / "two"].task])
+            await health.probe_disks()
+            assert list(store._disks.lost) == [disks["one"]]
+            assert [state.why for state in health.disk_states()][1:] == [""]
+
+    asyncio.run(run())
+    assert caplog.text.count("a disk does not answer") == caplog.text.count("a disk answers again") == 1
+
+
+def test_an_index_on_a_full_file_system_of_its_own_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disks have room, so nothing else says why writes are refused."""
+    shm = Path("/dev/shm")
+    if shm.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("not run here: /dev/shm is no file system of its own")
+    with TemporaryDirectory(dir=shm) as index, closing(_open_with_index(tmp_path, Path(index))) as store:
+        assert [state.why for state in store.disk_health.disk_states()] == [""]
+        monkeypatch.setattr(health_monitor, "index_has_free_space", lambda path: False)
+        one, found = store.disk_health.disk_states()
+        assert (one.why, found.path, found.serves) == ("", index, True)
+        assert "holds the index and is full" in found.why
+    with closing(_open(tmp_path / "together", "one")) as store:
+        assert [state.why for state in store.disk_health.disk_states()] == [""]
+
+
+def _open_with_index(place: Path, index: Path) -> Store:
+    settings = dataclasses.replace(_settings(place, "one"), index_dir=index)
+    Store.recover(settings)
+    return Store.open(settings, writer="s", clock=ManualClock())

@@ -6,6 +6,7 @@ acknowledged by the rule of `meshwire.cluster.routes`; nodes compare as rebalanc
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ class Histories(RuleBasedStateMachine):
 
     def change(self, after: ClusterMap) -> None:
         if after.version != self.version:
-            assert after.version == self.version + 1
+            assert after.version > self.version
             self.maps[after.version], self.version = after, after.version
 
     # --- the map changes ----------------------------------------------------------------------------
@@ -83,6 +84,11 @@ class Histories(RuleBasedStateMachine):
     def be_missed(self, node_id: str) -> None:
         if self.state(node_id) != "absent":
             self.change(turn.mark_node_away(self.map, node_id))
+
+    @rule(node_ids=st.permutations(IDS), count=st.integers(2, 4))
+    def be_missed_together(self, node_ids: list[str], count: int) -> None:
+        there = [node_id for node_id in node_ids[:count] if self.state(node_id) != "absent"]
+        self.change(turn.mark_nodes_away(self.map, there))
 
     @rule(node_id=st.sampled_from(IDS))
     def be_given_up(self, node_id: str) -> None:
@@ -245,3 +251,95 @@ def test_fewer_copies_are_not_read_at_a_node_that_lacks_what_it_missed(
         history.take_all(node_id)
     check(history)
     assert history.copies_by(history.map) == 1
+
+
+WALKS = [*range(600), 22_119, 23_996]
+"""The last two passed a node that had returned in the meantime, in an earlier version."""
+
+
+def test_histories_in_which_nodes_leave_together_lose_nothing() -> None:
+    """Random walks, most of whose steps lose or bring back nodes, or write to every slot."""
+    for seed in WALKS:
+        _walk(random.Random(seed))
+
+
+def _walk(chance: random.Random) -> None:
+    history, count = Histories(), chance.choice([2, 3])
+    history.found(copies=chance.choice([2, 2, 3]), nodes=count)
+    ids = IDS[:count]
+    for _ in range(40):
+        kind, node_id = chance.random(), chance.choice(ids)
+        if kind < 0.12:
+            together = chance.sample(ids, count)
+            history.be_missed_together([*together, *IDS[count:]], chance.randint(2, count))
+        elif kind < 0.22:
+            history.be_missed(node_id)
+        elif kind < 0.42:
+            history.come(node_id)
+        elif kind < 0.58:
+            history.learn(node_id)
+        elif kind < 0.63:
+            history.be_cut_off(node_id)
+        elif kind < 0.75:
+            history.begin_comparing(node_id)
+            if node_id in history.began and chance.random() < 0.8:
+                history.take_all(node_id)
+        elif kind < 0.78:
+            history.be_given_up(node_id)
+        elif kind < 0.80:
+            history.be_drained(node_id)
+        elif kind < 0.82:
+            history.stay(node_id)
+        else:
+            for slot in range(SLOTS):
+                history.write(node_id, slot)
+        check(history)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_nodes_that_leave_together_need_not_wait_for_each_other(first: str) -> None:
+    """Neither accepted a write without the other, so each serves alone; what it then accepts it alone has."""
+    history = Histories()
+    history.found(copies=2, nodes=2)
+    second = "b" if first == "a" else "a"
+    for slot in range(SLOTS):
+        history.write("a", slot)
+        history.write("b", slot)
+    history.be_missed_together(["a", "b", "c", "d"], 2)
+    history.come(first)
+    history.learn(first)
+    check(history)
+    for slot in range(SLOTS):
+        assert routes(history.map, 2).route_of_slot(slot).primary == history.map.node(first)
+        history.write(first, slot)
+    assert all(len(found) == 2 for found in history.acknowledged.values())
+    history.be_missed(first)
+    history.come(second)
+    check(history)
+    for slot in range(SLOTS):
+        assert routes(history.map, 2).route_of_slot(slot).primary is None
+    history.come(first)
+    for node_id in (first, second):
+        history.begin_comparing(node_id)
+        history.take_all(node_id)
+    check(history)
+    assert {node.state for node in history.map.nodes} == {"up"}
+
+
+def test_the_last_of_three_is_not_passed_by_those_that_left_with_it() -> None:
+    """`c` goes on alone after `a` and `b`, which left together."""
+    history = Histories()
+    history.found(copies=3, nodes=3)
+    history.be_missed_together(["a", "b", "c", "d"], 2)
+    history.learn("c")
+    for slot in range(SLOTS):
+        history.write("c", slot)
+    assert all(history.acknowledged.values())
+    history.be_missed("c")
+    for node_id in ("b", "a"):
+        history.come(node_id)
+        check(history)
+        assert routes(history.map, 3).route_of_slot(0).primary is None
+    history.come("c")
+    check(history)
+    assert routes(history.map, 3).route_of_slot(0).primary == history.map.node("c")

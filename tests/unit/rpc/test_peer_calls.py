@@ -71,6 +71,7 @@ WIRE: dict[str, PeerCall[Any, Any]] = {
     "POST sources/read": READ_SOURCE,
     "POST sources/stat": SOURCE_EXISTS,
     "POST objects/read": peer_messages.READ_PARTS,
+    "POST objects/load": peer_messages.LOAD_PARTS,
     "POST objects/rest": peer_messages.RESUME_READ,
     "POST objects/find": peer_messages.FIND_RECORDS,
     "POST objects/list": peer_messages.LIST_RECORDS,

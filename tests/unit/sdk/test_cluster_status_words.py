@@ -120,7 +120,7 @@ def test_data_that_cannot_be_had_is_never_where_it_belongs() -> None:
 
 
 def disk(full: int, *, serves: bool = True) -> dict[str, Any]:
-    return {"path": f"/disk{full}", "serves": serves, "why": "is lost", "full": full}
+    return {"path": f"/disk{full}", "serves": serves, "why": "" if serves else "is lost", "full": full}
 
 
 def holding(name: str, *disks: dict[str, Any]) -> dict[str, Any]:
