@@ -312,9 +312,9 @@ def _scrub_report(report: bytes | None) -> dict[str, Any] | None:
     """A node's last scrub report, with the earlier keys next to the present ones."""
     if report is None:
         return None
-    told: dict[str, Any] = json.loads(report)
+    document: dict[str, Any] = json.loads(report)
     names = {"mended": "repaired", "lacking": "missing_bytes", "debt": "under_replicated"}
-    return told | {new: told[old] for old, new in names.items() if old in told}
+    return document | {new: document[old] for old, new in names.items() if old in document}
 
 
 def _node(node: Node, alive: set[str] | None, moves: bytes | None) -> dict[str, Any]:

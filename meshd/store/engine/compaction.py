@@ -51,6 +51,7 @@ _SORTED_BYTES: Final = 64 << 20
 _GROUP_BYTES: Final = 4 << 20
 _MEMBER_BYTES: Final = 4 << 10  # what a member in memory takes beside its data
 _PASSES = 3
+_RESERVES_KEPT: Final = 3  # of a full disk's reserve, a rewrite leaves a third to deletes and documents
 _TOMBSTONES_PER_BATCH = 2000
 _TOMBSTONES_PAUSE = 0.05
 
@@ -257,6 +258,13 @@ class Compactor:
         ]
         return [file for share, file, small in sorted(shares, reverse=True) if share >= dead_share or small]
 
+    def is_short_of_space(self) -> bool:
+        """Returns True if no disk can take another segment without touching its reserve (blocking)."""
+        return not self._has_room(self.segment_bytes, 1)
+
+    def _has_room(self, wanted: int, reserves: int) -> bool:
+        return any(has_free_space(str(root), wanted, reserves) for root in self._disks.roots.values())
+
     async def compact(self, file: int) -> bool:
         """Moves the live members out of a sealed segment and retires it; call `purge` later. Returns True if
         it is retired or gone.
@@ -269,9 +277,9 @@ class Compactor:
             return True  # its last user was removed meanwhile, and the file with it
         if not _sealed_segment(info):
             return False
-        if not any(has_free_space(str(root), info.live) for root in self._disks.roots.values()):
+        if not self._has_room(info.live, _RESERVES_KEPT):
             raise DiskFullError(
-                f"no space to rewrite {info.live} live bytes of a segment; delete objects or add a disk"
+                f"no space to rewrite {info.live} live bytes of a segment; delete more objects, or add a disk"
             )
         for _ in range(_PASSES):
             try:

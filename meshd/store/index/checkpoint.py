@@ -118,7 +118,7 @@ def write_checkpoint(index_dir: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_checkpoint(index_dir: Path) -> None:
-    """Forget the checkpoints of an index that has gone on without them (blocking)."""
+    """Forget the checkpoints of an index that has changed without them (blocking)."""
     path = index_dir / CHECKPOINT_FILE
     if path.exists():
         path.unlink()

@@ -197,6 +197,8 @@ class DamageAttributor:
     ) -> None:
         self._index, self._disks, self._committer = index, disks, committer
         self._clock, self._run = clock, run
+        for disk in disks.roots.values():
+            metrics.store_damage.labels(str(disk))  # 0 from the start: an increase needs a value before it
 
     async def attribute_damage(self, extents: Iterable[Extent]) -> int:
         """Reads these extents again and quarantines what uses damaged ones; returns how many versions and
@@ -227,6 +229,8 @@ class DamageAttributor:
             done = await self._committer.submit(mutation)
         if done:
             metrics.quarantined.inc()
+            if (disk := self._disks.roots.get(bad[0].disk)) is not None:
+                metrics.store_damage.labels(str(disk)).inc()
             _log.error("damaged bytes quarantined; they are not served", extra={"object": name, "why": why})
         return bool(done)
 

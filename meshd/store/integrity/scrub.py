@@ -37,10 +37,19 @@ _TURN_MEMBERS: Final = 200
 _REMEMBER: Final = 5.0  # seconds of work that a crash may lose
 
 
+class DiskDamage(msgspec.Struct, frozen=True):
+    """Damage of a disk. `count`: damaged versions and parts, as the metrics last counted them; `hours` with
+    damage, of the last day, since the epoch."""
+
+    count: float = 0.0
+    hours: tuple[int, ...] = ()
+
+
 class ScrubState(msgspec.Struct, frozen=True):
     """The position of the scrub. `position`: the data file scrubbed last; `began` and `ended`: ms since the
     epoch, of the last pass that began and of the last completed pass. The counts belong to the current or the
-    last pass. `asked`: the number of the last request for a pass that was served."""
+    last pass. `asked`: the number of the last request for a pass that was served; `damage` of disks, by
+    directory."""
 
     position: int = 0
     running: bool = False
@@ -51,6 +60,7 @@ class ScrubState(msgspec.Struct, frozen=True):
     extents: int = 0
     damaged: int = 0
     asked: int = 0
+    damage: dict[str, DiskDamage] = {}
 
 
 class SaveScrubState(Mutation):
@@ -107,8 +117,15 @@ class Scrub:
             began=self._clock.now_ms(),
             ended=old.ended,
             asked=old.asked if asked is None else asked,
+            damage=old.damage,
         )
         await self._save_state()
+
+    async def save_damage(self, damage: dict[str, DiskDamage]) -> None:
+        """Saves the damage of disks. Raises StoreError."""
+        if damage != self.state.damage:
+            self.state = msgspec.structs.replace(self.state, damage=damage)
+            await self._save_state()
 
     async def scrub_next_file(self, throttle: Callable[[int], Awaitable[None]]) -> bool:
         """Scrubs the next data file; returns False if there is none and the pass is complete. Raises

@@ -187,6 +187,53 @@ def test_a_command_without_descriptors_says_what_to_do(
     )
 
 
+_LOADERS = """
+import os, resource
+import meshsdk as mesh
+from meshsdk.errors import ConfigurationError
+dataset = mesh.open("s3://rows/", {"text": "txt"})
+loader = mesh.Loader(dataset, 2, rank=0, world=1, output="numpy")
+assert sum(1 for _ in loader) == 2  # everything is imported
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+try:
+    next(iter(loader))
+except ConfigurationError as error:
+    print(error)
+while held:
+    os.close(held.pop())
+print(sum(len(batch["text"]) for batch in loader))
+"""
+
+
+def test_a_loader_without_descriptors_says_what_to_do(few_files: Daemon) -> None:
+    with closing(few_files.client()) as client:
+        client.create_bucket(Bucket="rows")
+        for number in range(4):
+            client.put_object(Bucket="rows", Key=f"{number}.txt", Body=b"text")
+    environment = {
+        "MESH_ENDPOINT": few_files.endpoint,
+        "AWS_ACCESS_KEY_ID": few_files.access_key,
+        "AWS_SECRET_ACCESS_KEY": few_files.secret_key,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADERS],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    told = "too many open files: the limit of this process is 64; raise it with `ulimit -n`"
+    told = f"a loader cannot start: {told}"
+    assert done.stdout.splitlines() == [told, "4"], done.stderr
+
+
 # processes ------------------------------------------------------------------------------------------------
 
 

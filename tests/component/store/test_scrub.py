@@ -13,12 +13,14 @@ from meshd.core.document_store import RESERVED_BUCKET
 from meshd.datasets.archives.archive_service import LocalArchives
 from meshd.documents.garbage_collector import DamagedDocuments
 from meshd.store.errors import CorruptExtentError, InvalidPartError, QuarantinedError
+from meshd.store.integrity.scrub import DiskDamage
 from meshd.store.records import Meta, Upload
 from meshd.store.replica.changes import without_local_fields
 from meshd.store.replica.inventory import HeldVersion
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
+from meshd.telemetry import metric_registry
 from tests.support.archive_files import archive_of
 from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, put_object, put_part
@@ -208,6 +210,11 @@ def test_a_lost_file_and_a_damaged_header(tmp_path: Path) -> None:
     _on(tmp_path, test)
 
 
+def _damage_of(disk: str) -> float:
+    found = metric_registry.counter_samples({"meshd_store_damage_total"})
+    return next(count for _, labels, count in found if labels["disk"] == disk)
+
+
 def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
     async def test(store: Store) -> None:
         await put_object(store, "k", b"k" * 3000)
@@ -215,7 +222,10 @@ def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
         _flip(store, _get(store, "k").extents[0])
         with pytest.raises(CorruptExtentError):
             store.read_range(_get(store, "k"), 0, 3000)
+        [disk] = map(str, store._disks.roots.values())
+        before = _damage_of(disk)
         assert await store.quarantine.process_damage_reports() == 1
+        assert _damage_of(disk) == before + 1
         assert _get(store, "k").broken
         assert not _get(store, "other").broken
         page = store.inventory.read_page(lambda name: True)
@@ -224,6 +234,22 @@ def test_damage_that_a_reader_finds_goes_the_same_way(tmp_path: Path) -> None:
         assert await store.quarantine.process_damage_reports() == 0
 
     _on(tmp_path, test)
+
+
+def test_damage_of_disks_outlasts_a_restart_and_the_next_pass(tmp_path: Path) -> None:
+    settings, damage = _settings(tmp_path), {"/data": DiskDamage(5.0, (7, 9))}
+
+    async def run() -> None:
+        store = Store.open(settings, writer="s", clock=ManualClock())
+        await store.scrub.save_damage(damage)
+        store.close()
+        store = Store.open(settings, writer="s", clock=ManualClock())
+        assert store.scrub.state.damage == damage
+        await store.scrub.start_pass(1)
+        assert store.scrub.state.damage == damage
+        store.close()
+
+    asyncio.run(run())
 
 
 def test_a_pass_goes_on_where_it_was(tmp_path: Path) -> None:

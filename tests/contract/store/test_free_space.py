@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from meshd.config import StoreSettings
+from meshd.process.periodic_tasks import compact
+from meshd.store.disks.layout import reserves_kept
+from meshd.store.engine.compaction import _RESERVES_KEPT
 from meshd.store.errors import DiskFullError
 from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
@@ -234,3 +237,42 @@ def test_space_is_what_df_says(tmp_path: Path) -> None:
     space = measure_disk_space(tmp_path)
     assert space.usable == pytest.approx(used + free, rel=0.05)
     assert space.free <= space.usable <= space.total
+
+
+def test_a_full_disk_is_compacted_with_its_reserve(settings: StoreSettings, free: Free) -> None:
+    bodies = {f"s{number:03}": os.urandom(5_000) for number in range(120)}
+
+    async def doing(store: Store) -> None:
+        for key, body in bodies.items():
+            await put_object(store, key, body)
+        free.left |= {"a": 0, "b": 0}
+        await error_of(DiskFullError, put_object(store, "new", bytes(5_000)))
+        for key in list(bodies)[::3]:
+            await store.delete("b", key)
+            del bodies[key]
+        free.reserve = 40_000  # takes no segment's live bytes
+        assert await compact(store, SystemClock()) == 0
+        free.reserve = 200_000
+        assert await compact(store, SystemClock()) > 0
+        read_all(store, bodies)
+
+    run(settings, doing)
+    assert check_store(settings).clean
+
+
+def test_with_room_only_segments_that_are_mostly_dead_are_rewritten(settings: StoreSettings) -> None:
+    bodies = {f"s{number:03}": os.urandom(5_000) for number in range(120)}
+
+    async def doing(store: Store) -> None:
+        for key, body in bodies.items():
+            await put_object(store, key, body)
+        for key in list(bodies)[::3]:
+            await store.delete("b", key)
+        assert await compact(store, SystemClock()) == 0
+
+    run(settings, doing)
+
+
+def test_documents_are_accepted_beside_a_rewrite_on_a_full_disk() -> None:
+    """Snapshots and plans of new jobs; other writes leave all of the reserve."""
+    assert reserves_kept("-mesh-") > _RESERVES_KEPT > reserves_kept("bucket") == 1
