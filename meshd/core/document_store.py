@@ -13,6 +13,7 @@ import hashlib
 import logging
 import re
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from meshd.control.control_api import ControlError
@@ -31,6 +32,7 @@ from meshwire.http_values.conditional_requests import Conditions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from meshd.core.api_errors import Code
     from meshd.core.peer_source import PeerDocumentSource
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
@@ -64,6 +66,7 @@ MARK: Final = "checked"
 CHECKED_SNAPSHOT: Final = "snapshot"
 """The mark of a snapshot that this node encoded itself: its name is the hash of what was written."""
 _SNAPSHOT_NAME: Final = re.compile("snapshots/([0-9a-f]{32})[0-9a-f]{32}")
+_CREATED_AGAIN: Final = ("snapshots/", "plans/")
 T = TypeVar("T")
 
 
@@ -282,12 +285,30 @@ class DocumentStore:
             return None
 
     async def find_shared(self, key: str) -> bytes | None:
-        """Reads a shared document; fetches and stores it if this node lacks it, or has it damaged."""
-        document = self.read_document(key) if self._remote.single_node else self.read_intact(key)
-        if document is None and not self._remote.single_node and not self.is_gone(key):
-            document = await self._remote.fetch_document(key)
-            if document is not None:
-                await self.write_document(key, document, once=True)
+        """Reads a shared document; fetches and stores it if this node lacks it, or has it damaged. Raises
+        BatchError NoSuchSnapshot, NoSuchPlan if it is damaged and no other node has it."""
+        try:
+            document = self.read_document(key)
+        except CorruptExtentError as error:
+            document = await self._fetch(key)
+            if document is None and key.startswith(_CREATED_AGAIN):
+                raise _damaged_document(key) from error
+            if document is None and self._remote.single_node:
+                raise
+            return document
+        except DiskFailedError:
+            if self._remote.single_node:
+                raise
+            document = None
+        return await self._fetch(key) if document is None else document
+
+    async def _fetch(self, key: str) -> bytes | None:
+        """Fetches a shared document from another node and stores it; None if no other has it."""
+        if self._remote.single_node or self.is_gone(key):
+            return None
+        document = await self._remote.fetch_document(key)
+        if document is not None:
+            await self.write_document(key, document, once=True)
         return document
 
     async def put_shared(self, key: str, document: bytes | Sequence[Buffer], *, mark: str = "") -> None:
@@ -316,10 +337,10 @@ class DocumentStore:
         self, key: str, document: bytes | Sequence[Buffer], *, once: bool = False, mark: str = ""
     ) -> None:
         """Writes a document durably. `document`: may be given in consecutive pieces; `once`: only if there is
-        none, because its name determines its content; `mark`: is kept with it, as `MARK` of its record's
-        metadata."""
+        none that is whole, because its name determines its content; `mark`: is kept with it, as `MARK` of
+        its record's metadata."""
         self._note(key)
-        if once and find_intact(self._store, key) is not None:
+        if once and await self._is_readable(key):
             return
         pieces = (document,) if isinstance(document, bytes) else document
         size = sum(map(len, pieces))
@@ -337,6 +358,15 @@ class DocumentStore:
         except BaseException:
             await writer.abort()
             raise
+
+    async def _is_readable(self, key: str) -> bool:
+        record = find_intact(self._store, key)
+        if record is None:
+            return False
+        with suppress(CorruptExtentError, DiskFailedError):
+            await asyncio.to_thread(self._store.read_range, record, 0, record.size)
+            return True
+        return False
 
 
 async def _write(writer: ObjectWriter, pieces: Sequence[Buffer]) -> None:
@@ -365,6 +395,16 @@ def unless_intact(store: ObjectStore, key: str) -> Conditions:
 
 def _no_pages(snapshot: PagedSnapshot, number: int) -> Page:
     raise busy(f"this process has no pages of the snapshot {snapshot.hash}")
+
+
+def _damaged_document(key: str) -> BatchError:
+    """Returns the error for a snapshot or plan whose bytes are damaged, and are nowhere else."""
+    kind, _, digest = key.partition("/")
+    what = kind.removesuffix("s")
+    message = f"the {what} {digest[:64]} is damaged on this node's disk, and no other node has it"
+    _log.error("%s", message)
+    code: Code = "NoSuchPlan" if kind == "plans" else "NoSuchSnapshot"
+    return BatchError(code, message, help=_AGAIN[kind], detail={what: digest})
 
 
 def unknown_document(key: str) -> BatchError:

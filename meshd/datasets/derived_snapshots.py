@@ -105,28 +105,28 @@ class DerivedSnapshots:
     def __repr__(self) -> str:
         return f"<DerivedSnapshots, {self._long!r}>"
 
-    async def derive_snapshot(self, caller: Caller, asked: Derivation) -> SnapshotBuild:
+    async def derive_snapshot(self, caller: Caller, request: Derivation) -> SnapshotBuild:
         """Return the derived snapshot.
 
         Raises PlanError, EmptySnapshotError; BatchError NoSuchSnapshot, AccessDenied, SnapshotChanged, Busy
         (still running: retry).
         """
-        base = await self._snapshot(caller, asked.base)
-        if asked.way == "select":
-            names = parse_names(asked.value, "select")
+        base = await self._snapshot(caller, request.base)
+        if request.way == "select":
+            names = parse_names(request.value, "select")
             return SnapshotBuild(await asyncio.to_thread(select_fields, base, names), 0, ())
-        if asked.way == "rename":
-            renames = parse_renames(asked.value, "rename")
+        if request.way == "rename":
+            renames = parse_renames(request.value, "rename")
             return SnapshotBuild(await asyncio.to_thread(rename_fields, base, renames), 0, ())
-        if asked.way == "relabel":
-            return await asyncio.to_thread(relabel_classes, base, parse_relabels(asked.value, "relabel"))
-        if asked.way == "join":
-            return await self._join(caller, base, asked)
-        if asked.way == "concat":
-            return await self._concatenate(caller, base, asked.value)
-        if asked.way == "pages":
-            return await self._patiently(f"pages {base.hash}", lambda _: _without_pages(base, asked.value))
-        chosen = parse_expression(asked.value, "filter", known_names(base))
+        if request.way == "relabel":
+            return await asyncio.to_thread(relabel_classes, base, parse_relabels(request.value, "relabel"))
+        if request.way == "join":
+            return await self._join(caller, base, request)
+        if request.way == "concat":
+            return await self._concatenate(caller, base, request.value)
+        if request.way == "pages":
+            return await self._patiently(f"pages {base.hash}", lambda _: _without_pages(base, request.value))
+        chosen = parse_expression(request.value, "filter", known_names(base))
         return await self._patiently(
             f"filter {base.hash} {chosen.text}", lambda p: self._filter(base, chosen, p)
         )
@@ -170,9 +170,9 @@ class DerivedSnapshots:
                 )
         return f"; for the first sample, {' and '.join(told)}" if told else ""
 
-    async def _join(self, caller: Caller, left: Snapshot, asked: Derivation) -> SnapshotBuild:
-        right = await self._snapshot(caller, checked_hash(asked.value, "join"))
-        if not asked.on:
+    async def _join(self, caller: Caller, left: Snapshot, request: Derivation) -> SnapshotBuild:
+        right = await self._snapshot(caller, checked_hash(request.value, "join"))
+        if not request.on:
             names = (
                 await asyncio.to_thread(relative_names, left),
                 await asyncio.to_thread(relative_names, right),
@@ -180,10 +180,10 @@ class DerivedSnapshots:
             return await asyncio.to_thread(join_snapshots, left, right, *names)
         on = [
             parse_expression(text, "on", known_names(side))
-            for text, side in zip(asked.on, (left, right), strict=True)
+            for text, side in zip(request.on, (left, right), strict=True)
         ]
         return await self._patiently(
-            f"join {left.hash} {right.hash} {asked.on}", partial(self._join_by, (left, right), on)
+            f"join {left.hash} {right.hash} {request.on}", partial(self._join_by, (left, right), on)
         )
 
     async def _concatenate(self, caller: Caller, first: Snapshot, value: Any) -> SnapshotBuild:

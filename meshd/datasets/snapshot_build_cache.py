@@ -32,6 +32,9 @@ _FORM: Final = 6
 """Raise it if equal listings give other snapshots than before."""
 _FORM_WITHOUT_PAGES: Final = 1
 """Of snapshots that all releases read."""
+_NOTES: Final = ("notes", 1)
+"""Kept with each result: raise it if a build tells more of what it leaves out than before. The source is then
+listed once more, and its snapshot stays the same."""
 _REMEMBERED: Final = 1024
 
 
@@ -104,11 +107,14 @@ class BuildResults:
         return int(kept["revision"]), str(kept["name"])
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """Return a result whose snapshot this node still has."""
+        """Return a result whose snapshot this node still has, unless an earlier release, which told less of
+        what was left out, wrote it."""
         document = self._catalog.read_intact(name)
         if document is None:
             return None
         result: dict[str, Any] = json.loads(document)
+        if result.pop(_NOTES[0], 0) != _NOTES[1]:
+            return None
         return result if self._catalog.has_document(f"snapshots/{result['snapshot']}") else None
 
     async def record_listing(self, request: str, revision: object, name: str) -> None:
@@ -126,7 +132,7 @@ class BuildResults:
 
     async def add(self, request: str, name: str, result: Mapping[str, Any]) -> None:
         """Keep the answer to a request, which is the last one to it."""
-        document = json.dumps(result).encode()
+        document = json.dumps({**result, _NOTES[0]: _NOTES[1]}).encode()
         await self._catalog.write_document(name, document)
         await self._catalog.write_document(_last(request), document)
 

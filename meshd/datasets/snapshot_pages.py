@@ -5,7 +5,8 @@ snapshot is used, pages that this node lacks are fetched from the node that made
 
 Law: a page is used only if its bytes have the hash that the snapshot names, or the checksum that they had
 when this node compared them with that hash. One that is damaged or missing is fetched, or made again from its
-shard; if that gives another page, the error names the shard.
+shard; if that gives another page, the error names the shard. What is cut off the file of an open page reads
+as zeros once the file is longer again: the last byte that is no zero is looked at before each use.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import logging
 import threading
 from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -66,14 +68,31 @@ _CHECKED_SAMPLES: Final = 1 << 20
 """Pages of a snapshot, and samples of them, that are opened before it is used; further ones before the batch
 that needs them. To open a page costs as much as it is large: a process that builds no batches need not."""
 _OPENED_AT_ONCE: Final = 2  # threads that compare pages with their hashes, most of the time without the GIL
+_PORTION: Final = 4096  # bytes
 _AT_ONCE: Final = 8
 _MADE_AT_ONCE: Final = 2
 _ASKED_AT_ONCE: Final = 4  # of other nodes, which make them
+_log = logging.getLogger("meshd.documents")
+
+
+class _OpenPage(NamedTuple):
+    page: Page
+    witness: memoryview  # one byte, the last of the page's document that is no zero
 
 
 def _columns_of(page: Page) -> int:
     """Return the number of arrays of a page."""
     return 2 * len(page.offsets) + 2 * (page.names is not None) + (page.classes is not None)
+
+
+def _last_byte(document: Buffer) -> memoryview:
+    """Return the last byte of a document that is no zero; it begins with one."""
+    values, first, at = np.frombuffer(document, np.uint8), len(document), 0
+    while first:
+        first, end = max(0, first - _PORTION), first
+        if (found := np.flatnonzero(values[first:end])).size:
+            at, first = first + int(found[-1]), 0
+    return memoryview(document)[at : at + 1]
 
 
 def _hash_of(document: bytes) -> bytes:
@@ -107,7 +126,7 @@ class SnapshotPages:
             "tokens": DerivedPages(catalog, "tokens", "tokens", self.tokens.make_page),
         }
         self._for_peers: LongRunningCalls[None] = LongRunningCalls("pages", limit=_AT_ONCE)
-        self._open: OrderedDict[bytes, Page] = OrderedDict()
+        self._open: OrderedDict[bytes, _OpenPage] = OrderedDict()
         self._columns = 0  # of the open pages
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
         self._damaged: set[bytes] = set()
@@ -178,26 +197,26 @@ class SnapshotPages:
             if page is not None
         ]
 
-    async def page_for_peer(self, asked: PageRequest, record: Record) -> bytes | None:
+    async def page_for_peer(self, request: PageRequest, record: Record) -> bytes | None:
         """Return the document of a page, made here if it has to be; None: it is not finished. Raises
         BatchError BadSample, BadRequest, Busy."""
-        kind = cast("SnapshotKind", asked.kind)
+        kind = cast("SnapshotKind", request.kind)
         if kind not in self.makers:
-            raise BatchError("BadRequest", f"this node has no pages of kind {asked.kind!r}")
-        parts = PageParts(tuple(map(tuple, asked.parts)), asked.in_shards, asked.beside)
-        name = self.makers[kind].page_name(asked.key, record.etag, record.size, parts)
-        if asked.finished:
+            raise BatchError("BadRequest", f"this node has no pages of kind {request.kind!r}")
+        parts = PageParts(tuple(map(tuple, request.parts)), request.in_shards, request.beside)
+        name = self.makers[kind].page_name(request.key, record.etag, record.size, parts)
+        if request.finished:
             return self._catalog.read_intact(name)
 
         async def make(_: CallProgress) -> None:
-            await self.makers[kind].read_page(asked.bucket, asked.key, record, parts)
+            await self.makers[kind].read_page(request.bucket, request.key, record, parts)
 
         try:
             await self._for_peers.run_or_wait(name, make)
         except StillRunningError:
             return None
         self._for_peers.discard_result(name)
-        return await self.document_made_here(kind, asked.bucket, asked.key, record, parts)
+        return await self.document_made_here(kind, request.bucket, request.key, record, parts)
 
     async def document_made_here(
         self, kind: SnapshotKind, bucket: str, key: str, record: Record, parts: PageParts
@@ -248,19 +267,26 @@ class SnapshotPages:
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
         digest = snapshot.table.hash_of(number)
-        page = self._open.get(digest)
-        if page is not None:
+        found = self._open.get(digest)
+        if found is not None and found.witness[0]:
             if self._columns > _KEPT_COLUMNS // 2:  # their order matters only where pages are closed
                 with self._lock:
                     if digest in self._open:
                         self._open.move_to_end(digest)
-            return page
+            return found.page
         try:
+            if found is not None:
+                self._close(digest)
             return self._opened(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:
             self._damaged.add(digest)
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
             raise self._unavailable(snapshot, number, error) from error
+
+    def _close(self, digest: bytes) -> None:
+        with self._lock:
+            found = self._open.pop(digest, None)
+            self._columns -= 0 if found is None else _columns_of(found.page)
 
     def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
         """Return those of some pages that are not open, without those that cannot be made."""
@@ -340,30 +366,30 @@ class SnapshotPages:
     def _opened(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
         try:
-            page = self._read_stored(snapshot, number)
+            opened = self._read_stored(snapshot, number)
         except FileNotFoundError:  # it was moved in the meantime
-            page = self._read_stored(snapshot, number)
+            opened = self._read_stored(snapshot, number)
         digest = snapshot.table.hash_of(number)
         self._damaged.discard(digest)
         with self._lock:
             before = self._open.pop(digest, None)
-            self._open[digest] = page
-            self._columns += _columns_of(page) - (0 if before is None else _columns_of(before))
+            self._open[digest] = opened
+            self._columns += _columns_of(opened.page) - (0 if before is None else _columns_of(before.page))
             while len(self._open) > KEPT_PAGES or (self._columns > _KEPT_COLUMNS and len(self._open) > 1):
-                self._columns -= _columns_of(self._open.popitem(last=False)[1])
-        return page
+                self._columns -= _columns_of(self._open.popitem(last=False)[1].page)
+        return opened.page
 
-    def _read_stored(self, snapshot: PagedSnapshot, number: int) -> Page:
+    def _read_stored(self, snapshot: PagedSnapshot, number: int) -> _OpenPage:
         """Return a page that is in the store. One that was checked when it was written needs only the
         checksum of the store, which costs an eighth of all checks. Raises as `_opened`."""
         facts = snapshot.facts(number)
         document, mark, checksum = self._marked_document(self._page_name(snapshot, number))
         page = open_marked_page(document, snapshot.kind, facts, mark) if mark else None
         if page is None:
-            return open_page(document, snapshot.kind, facts)
-        if crc32c(document) != checksum:
+            page = open_page(document, snapshot.kind, facts)
+        elif crc32c(document) != checksum:
             raise ColumnError("its bytes are damaged")
-        return page
+        return _OpenPage(page, _last_byte(document))
 
     def _document(self, name: str) -> Buffer:
         return self._marked_document(name)[0]
@@ -388,7 +414,9 @@ class SnapshotPages:
         what = self._gone.get(snapshot.table.hash_of(number))
         if what is not None:
             return snapshot_changed(snapshot, number, what)
-        return busy(f"the page of {url} in the snapshot {snapshot.hash} is made again: {error}")
+        message = f"the page of {url} in the snapshot {snapshot.hash} is made again: {error}"
+        _log.warning("%s", message)
+        return busy(message)
 
     def _page_name(self, snapshot: PagedSnapshot, number: int) -> str:
         objects, stored = snapshot.objects, int(snapshot.table.stored[number])

@@ -38,7 +38,7 @@ from meshwire.frame.columns import ColumnError
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.deleted_documents import DeletedDocumentTable
@@ -125,10 +125,15 @@ _PLAN_LOCAL_PREFIXES: Final = ("bad/", "lengths/")
 """Prefixes of this node's own documents about a plan: its bad samples and its sample lengths."""
 
 
+async def _nobody_else() -> None:
+    return
+
+
 class DocumentCollector:
     """Removes unused shared documents. One per node, in its coordinator. `roots` returns the texts of
     everything that names documents; `is_leader`: whether this node decides for the cluster; `days` without
-    use after which a document is removed, 0: never; `settle_seconds`, `watch`: see `ClockJumps`."""
+    use after which a document is removed, 0: never; `announce` returns when the other nodes know what was
+    deleted; `settle_seconds`, `watch`: see `ClockJumps`."""
 
     def __init__(
         self,
@@ -140,6 +145,7 @@ class DocumentCollector:
         clock: Clock,
         is_leader: Callable[[], bool] = lambda: True,
         *,
+        announce: Callable[[], Awaitable[None]] = _nobody_else,
         days: int = DEFAULT_UNUSED_DAYS,
         tombstone_ttl_ms: int = _TOMBSTONE_TTL_MS,
         settle_seconds: float = 0.0,
@@ -148,7 +154,7 @@ class DocumentCollector:
         self._jumps = ClockJumps(clock, settle_seconds, watch)
         self._store, self._documents, self._inventory, self._deleted = store, documents, inventory, deleted
         self._roots, self._clock, self._is_leader, self._days = roots, clock, is_leader, days
-        self._tombstone_ttl_ms = tombstone_ttl_ms
+        self._tombstone_ttl_ms, self._announce = tombstone_ttl_ms, announce
         self._cleared: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -204,6 +210,7 @@ class DocumentCollector:
         if not old or not self._all_nodes_answered(before):
             return 0
         await self._deleted.add(old, self._clock.now_ms(), "unused", self._days)
+        await self._announce()  # a node that has not heard of it takes them for present, and uses them
         after = await self._inventory.collect(SHARED_PREFIXES)
         used_again = [key for key in old if key in after.held and after.held[key].minute >= first]
         for key in used_again:  # used again since the decision

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -68,6 +70,12 @@ _SIGNAL_HINTS: Final[dict[int, str]] = {
     signal.SIGBUS: " (a memory-mapped file could not be read: the index)",
     signal.SIGKILL: " (perhaps by the kernel, out of memory: see dmesg)",
 }
+_DATA_UNREADABLE: Final = " (a data file could not be read; its rows are read again one by one)"
+_SNAPSHOT_UNREADABLE: Final = (
+    " (a memory-mapped page of a snapshot could not be read: it is made again when it is next opened)"
+)
+_OWN_FRAME: Final = re.compile(r'  File "(?:.*/)?(meshd/(?:store|control|datasets|batches|core)|meshwire)/')
+_INDEX_READERS: Final = ("meshd/store", "meshd/control")
 _log = logging.getLogger("meshd.child")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -133,6 +141,8 @@ class Child(msgspec.Struct):
     unkillable: bool = False
     """Whether it has not ended long after that."""
     unread: bytearray = msgspec.field(default_factory=bytearray)
+    trace: list[str] = msgspec.field(default_factory=list)
+    """Where it was when a fault ended it: lines of `faulthandler`, innermost frame first."""
 
     @property
     def dying(self) -> bool:
@@ -146,7 +156,8 @@ class Child(msgspec.Struct):
                 self.unread += chunk
         *lines, rest = self.unread.split(b"\n")
         self.unread = bytearray(rest)
-        return [json.loads(line) for line in lines]
+        self.trace += [line.decode(errors="replace") for line in lines if not line.startswith(b"{")]
+        return [json.loads(line) for line in lines if line.startswith(b"{")]
 
 
 def fork_child(spec: ChildSpec, close: Iterable[int]) -> tuple[int, int]:
@@ -185,6 +196,8 @@ def _become(spec: ChildSpec, pipe: int, parent: int, close: Iterable[int]) -> No
         _libc.prctl(_PR_SET_NAME, spec.name[:15].encode(), 0, 0, 0)
         for fd in close:
             os.close(fd)
+        faulthandler.disable()  # if it is on in the parent, its handlers may have been replaced since
+        faulthandler.enable(pipe, all_threads=False)
         code = _run(spec, ChildReporter(pipe))
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -197,11 +210,11 @@ def _run(spec: ChildSpec, reporter: ChildReporter) -> int:
     try:
         spec.body(reporter)
     except Exception as error:
-        told = open_files_message(error) or _forbidden_file(error)
-        told = told or (str(error) if isinstance(error, MeshdError) else "")
-        if not told:
+        message = open_files_message(error) or _forbidden_file(error)
+        message = message or (str(error) if isinstance(error, MeshdError) else "")
+        if not message:
             _log.exception("%s failed", spec.name)
-        reporter.report_failure(told or f"{type(error).__name__}: {error}")
+        reporter.report_failure(message or f"{type(error).__name__}: {error}")
     else:
         return 0
     return 1
@@ -235,9 +248,21 @@ def exit_signal(status: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def describe_exit(status: int) -> str:
-    """Describe in words how a process ended, from its wait status."""
+def was_in_snapshot(trace: Iterable[str]) -> bool:
+    """Return whether a process that a fault ended was reading what is mapped of a snapshot, and not the
+    index; `trace`: lines of `faulthandler`, innermost frame first."""
+    places = (found[1] for line in trace if (found := _OWN_FRAME.match(line)))
+    return next(places, _INDEX_READERS[0]) not in _INDEX_READERS
+
+
+def describe_exit(status: int, role: str = "", trace: Iterable[str] = ()) -> str:
+    """Describe in words how a process ended, from its wait status; `role`: what it did, if that is known;
+    `trace`: see `was_in_snapshot`."""
     number = exit_signal(status)
+    if number == signal.SIGBUS and role == "transform":  # which maps no index
+        return f"killed by SIGBUS{_DATA_UNREADABLE}"
+    if number == signal.SIGBUS and was_in_snapshot(trace):
+        return f"killed by SIGBUS{_SNAPSHOT_UNREADABLE}"
     if number:
         return f"killed by {signal.Signals(number).name}{_SIGNAL_HINTS.get(number, '')}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

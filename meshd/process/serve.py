@@ -38,9 +38,10 @@ from meshd.process.coordinator import run_coordinator
 from meshd.process.join_cluster import ROOT_MADE, join_cluster
 from meshd.process.listen_sockets import local_endpoint, open_listen_sockets
 from meshd.process.log_level import LogLevelWatcher
+from meshd.process.process_status import ProcessStatus
 from meshd.process.rebalance_process import REBALANCE_PROCESS, run_rebalance_process
 from meshd.process.root_credentials import has_environment_credentials, root_credentials
-from meshd.process.supervisor import Hooks, ProcessStatus, Stage, Supervisor
+from meshd.process.supervisor import Hooks, Stage, Supervisor
 from meshd.process.transform_process import run_transform
 from meshd.process.wiring.cache import forget_writes_through, recover_cache
 from meshd.process.worker import run_worker
@@ -81,8 +82,8 @@ def require_covered_disk(settings: NodeSettings, path: Path, how: str) -> None:
             f"--lost-disk {path} starts without its data"
         )
     elif _is_covered(settings):
-        told = {"disk": str(path), "why": how}
-        _disk_log.error("a disk is out of service: its data is fetched from other nodes", extra=told)
+        fields = {"disk": str(path), "why": how}
+        _disk_log.error("a disk is out of service: its data is fetched from other nodes", extra=fields)
     else:
         raise FormatError(
             f"disk {path} {how}, and by the cluster map no available node has all data of this one: "

@@ -2,8 +2,7 @@
 
 It is single-threaded and has no event loop and no store. It waits for pipes and signals and does little
 else, so that it outlives everything. All children of one stage end before those of the next are stopped.
-When children repeatedly die of SIGBUS (memory mapped from the index's device), the node stops. Process
-phases are one byte each in shared memory, allocated before the first fork; only the supervisor writes.
+When children repeatedly die of SIGBUS as they read the index (memory mapped from its device), the node stops.
 """
 
 from __future__ import annotations
@@ -11,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import mmap
 import os
 import selectors
 import signal
 import socket
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshd.errors import IndexLostError, StartupError
-from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child
+from meshd.process.child_process import Child, describe_exit, exit_signal, fork_child, was_in_snapshot
+from meshd.process.process_status import Phase
 from meshd.telemetry import metric_registry, metrics
 from meshd.util import shared_counters
 from meshwire.phrases import open_files_message
@@ -32,65 +30,8 @@ if TYPE_CHECKING:
 
     from meshd.process.child_process import ChildSpec
     from meshd.process.log_level import LogLevelWatcher
+    from meshd.process.process_status import ProcessStatus
     from meshd.util.clock import Clock
-
-
-class Phase(IntEnum):
-    """The state of a process or of the node."""
-
-    DOWN = 0
-    STARTING = 1
-    READY = 2
-    DRAINING = 3
-
-
-class ProcessStatus:
-    """Phases of the node and of its processes, by name. The node's readiness ignores `on_demand`
-    processes."""
-
-    def __init__(self, names: Sequence[str], on_demand: Sequence[str] = ()) -> None:
-        self._slots = {name: index for index, name in enumerate(("", *names, *on_demand))}
-        self._on_demand = frozenset(on_demand)
-        self._page = mmap.mmap(-1, max(len(self._slots), mmap.PAGESIZE))
-        self.node_phase = Phase.STARTING
-
-    def __repr__(self) -> str:
-        phases = {name: self[name].name for name in self._slots if name}
-        return f"<ProcessStatus {self.node_phase.name} {phases}>"
-
-    @property
-    def node_phase(self) -> Phase:
-        """The phase of the node as a whole."""
-        return self[""]
-
-    @node_phase.setter
-    def node_phase(self, phase: Phase) -> None:
-        self[""] = phase
-
-    def __getitem__(self, name: str) -> Phase:
-        return Phase(self._page[self._slots[name]])
-
-    def __setitem__(self, name: str, phase: Phase) -> None:
-        self._page[self._slots[name]] = phase
-
-    def names_of_role(self, role: str) -> list[str]:
-        """Return the processes of a role: `worker`, `coordinator`, `transform`."""
-        return [name for name in self._slots if name.partition("-")[0] == role]
-
-    def unready_reason(self) -> str:
-        """Return why the node should get no traffic; empty if it should."""
-        if self.node_phase is not Phase.READY:
-            needed = [name for name in self._slots if name and name not in self._on_demand]
-            waiting = [name for name in needed if self[name] is not Phase.READY]
-            return f"the node is {self.node_phase.name.lower()}" + (
-                f": {', '.join(waiting)}" if waiting else ""
-            )
-        if any(self[name] is not Phase.READY for name in self.names_of_role("coordinator")):
-            return "the coordinator is being restarted"
-        transforms = self.names_of_role("transform")
-        if transforms and all(self[name] is not Phase.READY for name in transforms):
-            return "no transform process is up"
-        return ""
 
 
 _SIGNALS = (
@@ -228,6 +169,7 @@ class Supervisor:
         pipes = [other.pipe for other in self._running()]
         close = [*pipes, *self._held(), self._wakeups.fileno(), self._selector.fileno()]
         child.reason, child.started, child.last_heard = "", now, 0.0
+        child.unread, child.trace = bytearray(), []
         child.killed, child.unkillable = 0.0, False
         try:
             child.pid, child.pipe = fork_child(child.spec, close)
@@ -334,9 +276,10 @@ class Supervisor:
         metrics.process_restarts.labels(child.spec.role).inc()
         if child.spec.role in _INDEX_ROLES:
             shared_counters.record_death()
-        why = child.reason or describe_exit(status)
+        why = child.reason or describe_exit(status, child.spec.role, child.trace)
         _log.warning("%s ended", name, extra={"pid": pid, "why": why, "restart_in": delay})
-        if child.spec.role in _INDEX_ROLES and exit_signal(status) == signal.SIGBUS:
+        of_index = child.spec.role in _INDEX_ROLES and not was_in_snapshot(child.trace)
+        if of_index and exit_signal(status) == signal.SIGBUS:
             self._unreadable = [then for then in self._unreadable if now - then < _DEATH_WINDOW] + [now]
         if len(self._unreadable) >= _MAX_INDEX_DEATHS:
             self._fail(

@@ -143,6 +143,8 @@ async def _serve_node(
         await background.aclose()
         if deps.web_identity is not None:
             await deps.web_identity.aclose()
+        if deps.cold_reader is not None:
+            await deps.cold_reader.aclose()
         await _save_key_usage(node)
 
 

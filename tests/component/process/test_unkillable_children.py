@@ -8,6 +8,7 @@ import sys
 _SUPERVISOR = """
 import logging, os, signal, sys, threading
 from meshd.process import supervisor
+from meshd.process.process_status import ProcessStatus
 from meshd.process.child_process import ChildSpec
 from meshd.process.log_level import LogLevelWatcher
 from meshd.telemetry import logs
@@ -32,7 +33,7 @@ def say(text):
     print(text, flush=True)
 
 names = ["worker-0", "worker-1", "coordinator-0"]
-board = supervisor.ProcessStatus(names)
+board = ProcessStatus(names)
 clock = SystemClock()
 watched = supervisor.Supervisor(
     [ChildSpec(name, stuck if name == "worker-0" else obedient) for name in names],

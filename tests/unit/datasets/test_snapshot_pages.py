@@ -133,6 +133,12 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 KINDS = pytest.mark.parametrize("kind", [*PAGES, "mds", "tokens"])
 
 
+def put_zeros(path: str, offset: int, length: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(bytes(length))
+
+
 def lengths(snapshot: Snapshot) -> list[int]:
     column = snapshot.fields["text"]
     assert isinstance(column, BytesColumn)
@@ -253,6 +259,49 @@ def test_a_page_that_turns_out_to_be_damaged_later_is_made_again(
         assert caught.value.code == "Busy"
         assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
         assert node.indexed == 4
+
+    asyncio.run(run())
+
+
+@KINDS
+def test_an_open_page_whose_bytes_became_zeros_is_made_again(node: Node, kind: str) -> None:
+    """Its file was cut off and has grown again: what was cut off reads as zeros."""
+
+    async def run() -> None:
+        for number in range(3):
+            await node.put_shard(kind, str(number), [b"line"] * (number + 1))
+        made = await node.scan(kind)
+        found = await node.catalog.snapshot(made.hash)
+        column = found.fields["text"]
+        assert isinstance(column, BytesColumn)
+        assert column.lengths_at([5]).tolist() == [4]
+        held = node.store.get(RESERVED_BUCKET, node.page_of(made, 2))
+        assert held is not None
+        [place] = node.store.locate(held)
+        put_zeros(place.path, place.offset + place.length // 2, place.length - place.length // 2)
+        with pytest.raises(BatchError, match=r"the page of s3://b/d/k/2\.\w+ .* is made again") as caught:
+            column.lengths_at([3])
+        assert caught.value.code == "Busy"
+        assert column.lengths_at([0, 1, 2]).tolist() == [4, 4, 4]
+        assert lengths(await node.catalog.snapshot(made.hash)) == [4] * 6
+        assert node.indexed == 4
+
+    asyncio.run(run())
+
+
+def test_a_damaged_snapshot_is_named_with_what_to_do(node: Node) -> None:
+    async def run() -> None:
+        await node.put_shard("lines", "0", [b"one", b"two"])
+        made = await node.scan("lines")
+        held = node.store.get(RESERVED_BUCKET, f"snapshots/{made.hash}")
+        assert held is not None
+        [place] = node.store.locate(held)
+        put_zeros(place.path, place.offset, place.length)
+        node.restart()
+        with pytest.raises(BatchError, match=f"the snapshot {made.hash} is damaged on this node") as caught:
+            await node.catalog.snapshot(made.hash)
+        assert (caught.value.code, caught.value.retry_after) == ("NoSuchSnapshot", None)
+        assert "mesh.open as before" in caught.value.help
 
     asyncio.run(run())
 

@@ -49,9 +49,9 @@ class One:
         self.far: dict[str, DocumentUsage] = {}
         self.silent: list[str] = []
         self.leading = True
-        census = DocumentInventory(self.store, self.uses, self._others)
+        self.census = DocumentInventory(self.store, self.uses, self._others)
         self.keeper = DocumentCollector(
-            self.store, self.catalog, census, self.removals, lambda: self.roots, self.clock,
+            self.store, self.catalog, self.census, self.removals, lambda: self.roots, self.clock,
             lambda: self.leading,
         )  # fmt: skip
 
@@ -97,6 +97,26 @@ def test_what_nothing_names_and_nobody_uses_goes(one: One) -> None:
     kept = {f"snapshots/{digest(number)}" for number in (10, 11, 12)}
     kept |= {f"plans/{digest(number)}" for number in (1, 2, 3)}
     assert one.left() == kept | {f"assets/{digest(20)}", f"packs/{digest(1)}", f"bad/{digest(3)}"}
+
+
+def test_what_another_node_used_until_it_heard_of_the_decision_stays(one: One) -> None:
+    """It took the document for present; after it has heard, it makes it again instead."""
+    key = f"snapshots/{digest(10)}"
+
+    async def hear() -> None:
+        now = one.clock.now_ms() // MINUTE_MS
+        one.far[key] = DocumentUsage(1, now, now)
+
+    async def run() -> None:
+        await one.catalog.write_document(key, b"s")
+        about = one.store, one.catalog, one.census, one.removals, lambda: one.roots, one.clock
+        keeper = DocumentCollector(*about, announce=hear)
+        one.clock.advance((DEFAULT_UNUSED_DAYS + 1) * DAY)
+        assert await keeper.sweep() == 0
+        assert not one.removals.deletion_notice(key)
+
+    asyncio.run(run())
+    assert one.left() == {key}
 
 
 def test_a_clock_that_jumps_ahead_makes_nothing_old_unless_it_stays_there(one: One, tmp_path: Path) -> None:

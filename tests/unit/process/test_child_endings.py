@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from meshd.process.child_process import ChildReporter, ChildSpec, _run, describe_exit
+from meshd.process.child_process import (
+    Child,
+    ChildReporter,
+    ChildSpec,
+    _run,
+    describe_exit,
+    fork_child,
+    was_in_snapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +36,48 @@ if TYPE_CHECKING:
 )
 def test_of_its_wait_status(status: int, words: str) -> None:
     assert describe_exit(status) == words
+
+
+def test_a_transform_process_maps_no_index() -> None:
+    assert "a data file could not be read" in describe_exit(signal.SIGBUS, "transform")
+    assert "the index" in describe_exit(signal.SIGBUS, "worker")
+    assert describe_exit(signal.SIGSEGV, "transform") == "killed by SIGSEGV"
+
+
+def place(path: str) -> str:
+    return f'  File "{path}", line 7 in f'
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([], False),
+        (["/opt/meshd/lib/python3.11/ctypes/__init__.py"], False),
+        (["/usr/lib/numpy/f.py", "/opt/meshd/lib/meshwire/dataset/paged_columns.py"], True),
+        (["/src/meshd/datasets/snapshot_pages.py", "/src/meshd/store/store.py"], True),
+        (["/src/meshd/store/index/index.py", "/src/meshd/datasets/service.py"], False),
+        (["/src/meshd/control/embedded.py", "/src/meshwire/names.py"], False),
+    ],
+)
+def test_of_where_a_fault_was(frames: list[str], expected: bool) -> None:
+    trace = ["Fatal Python error: Bus error", "", "Current thread 0x1 (most recent call first):"]
+    trace += map(place, frames)
+    assert was_in_snapshot(trace) is expected
+    assert ("a memory-mapped page of a snapshot" in describe_exit(signal.SIGBUS, "worker", trace)) is expected
+
+
+def test_a_child_tells_where_a_fault_was() -> None:
+    def body(reporter: ChildReporter) -> None:
+        reporter.report_ready()
+        os.kill(os.getpid(), signal.SIGBUS)
+
+    child = Child(ChildSpec("worker-0", body), *fork_child(ChildSpec("worker-0", body), ()))
+    _, status = os.waitpid(child.pid, 0)
+    assert child.read_reports() == [{"state": "ready"}]
+    os.close(child.pipe)
+    assert os.WTERMSIG(status) == signal.SIGBUS
+    assert "Fatal Python error: Bus error" in child.trace
+    assert any(f'"{__file__}"' in line and line.endswith("in body") for line in child.trace)
 
 
 @pytest.fixture
