@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from meshd.server.body_stream import NO_BODY, BodyStream, MalformedBodyError
 from meshd.server.client_transport import ClientTransport
-from meshd.server.connection_limits import IdleTimer, LingeringClose, malformed_request_error
+from meshd.server.connection_limits import IdleTimer
 from meshd.server.http_parser import MalformedRequestError, RequestParser
+from meshd.server.lingering_close import LingeringClose
 from meshd.server.request import MeshRequest
-from meshd.server.response import final_error
+from meshd.server.response import error_for_failure, final_error
 from meshd.telemetry import metrics
 from meshwire.errors import S3Error
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
 
 log = logging.getLogger(__name__)
-
 _FIRST_WORD = 0.5  # seconds for a client's first request when the node stops
 _MAX_QUEUED: Final = 32  # requests that wait while one is answered
 
@@ -338,8 +338,8 @@ class Connection(ClientTransport):
 
     def _refuse(self, error: Exception) -> None:
         """Answer a request that could not be parsed, or whose handler failed."""
-        told, status = malformed_request_error(error)
-        self.queue_response(final_error(told, self._server.clock, status))
+        failure, status = error_for_failure(error)
+        self.queue_response(final_error(failure, self._server.clock, status))
         metrics.http_requests.labels("Malformed", str(status)).inc()
 
     def _answered_at_once(self, fast_path: Callable[[Connection, bytes], bytes | None], data: bytes) -> bool:
@@ -397,8 +397,8 @@ class Connection(ClientTransport):
             self.force_close()
 
     def close_when_idle(self) -> None:
-        """Close it if it is idle; if it is answering the last present request, received in full, close it
-        afterwards."""
+        """Close the connection if it is idle. If it is answering its last request, and that was received in
+        full, close it afterwards."""
         request = self._current
         if self._passed is not None:
             self._passed.is_last = True

@@ -1,10 +1,9 @@
-"""Protection against misbehaving clients: limits, idle timeout, lingering close, malformed requests.
+"""Protection against slow and excessive clients: connection limits and the idle timeout.
 
-The limiter scans all connections periodically and checks each new one at once; it never touches a request
-that makes progress. The number of open connections and the bytes buffered for clients that do not read stay
-below their limits. Lingering close (RFC 9112 §9.6): closing a socket with unread input resets it, and the
-reset destroys the response. Input after an early response is therefore read and dropped, bounded in time and
-in silence. The parser's own messages quote the input, so they are never sent to the client.
+Law: the limiter scans all connections periodically and checks each new one at once; it never touches a
+request that makes progress.
+Invariant: the number of open connections and the bytes buffered for clients that do not read stay below their
+limits.
 """
 
 from __future__ import annotations
@@ -13,96 +12,23 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
-from meshd.server.body_stream import MalformedBodyError
-from meshd.server.http_parser import MalformedRequestError
 from meshd.telemetry import metrics
-from meshd.util.timeouts import timeout_at
-from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshd.config import HttpSettings
-    from meshd.server.body_stream import BodyStream
-
-
-_TOO_LARGE: Final = 431  # RFC 6585 §5; S3's own table has 400 for the code
-
-
-def malformed_request_error(error: Exception) -> tuple[S3Error, int]:
-    """Return (error, status) for a request that could not be parsed, or a handler's failure."""
-    if not isinstance(error, MalformedRequestError):
-        return S3Error("InternalError"), 500
-    if error.too_large:
-        return S3Error("RequestHeaderSectionTooLarge"), _TOO_LARGE
-    return S3Error("BadRequest", f"An error occurred when parsing the HTTP request: {error}."), 400
-
-
-_SILENCE: Final = 5.0  # seconds without a byte, after which a client counts as gone
-_HURRIED: Final = 1.0  # seconds for clients that still send when the node stops
-
-
-class LingeringClose:
-    """Drops the rest of one body for at most `seconds`. Without a `body`, or if it turns out to be malformed,
-    its end is unknown: then until the client closes, which `data_arrived` and `client_closed` report."""
-
-    def __init__(self, body: BodyStream | None, seconds: float) -> None:
-        self._body, self._loop = body, asyncio.get_running_loop()
-        self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._end = self._loop.time() + seconds
-        self._limit = timeout_at(self._next())
-
-    def __repr__(self) -> str:
-        return f"<LingeringClose for {self._end - self._loop.time():.1f} s at most, {self._body!r}>"
-
-    async def drain_input(self) -> None:
-        """Return when the body has ended, or waiting is not worthwhile any more. Call it once."""
-        try:
-            async with self._limit:
-                if self._body is None or not await self._ends(self._body):
-                    await self._gone
-        except TimeoutError:
-            metrics.http_turned_away.labels("refused body").inc()
-
-    async def _ends(self, body: BodyStream) -> bool:
-        """Read the body; return whether it came to an end."""
-        try:
-            while not body.complete:
-                await body.read_available()
-                self.data_arrived()
-        except MalformedBodyError:
-            return False
-        return True
-
-    def data_arrived(self) -> None:
-        """Note that the client has sent data."""
-        if not self._limit.expired():
-            self._limit.reschedule(self._next())
-
-    def shorten(self) -> None:
-        """End soon, whatever arrives. Idempotent."""
-        self._end = min(self._end, self._loop.time() + _HURRIED)
-        self.data_arrived()
-
-    def client_closed(self) -> None:
-        """Note that nothing more arrives. Idempotent."""
-        if not self._gone.done():
-            self._gone.set_result(None)
-        if self._body is not None:
-            self._body.end()
-
-    def _next(self) -> float:
-        return min(self._end, self._loop.time() + _SILENCE)
-
 
 LEAST_RATE: Final = 100  # bytes per second, over `body_timeout`; slower readers are disconnected
 MAX_BACKLOGGED: Final = 256  # connections with unread responses; above it, responses are not buffered
-BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop, before the kernel is asked to take any
-_EVICTED_SHARE = 64  # 1/64 of the connections are evicted at once when there are too many
+BURST_BYTES: Final = 16 << 20  # queued in one turn of the loop; above it, responses are not buffered
+_EVICTED_SHARE: Final = 64  # 1/64 of the connections are evicted at once when there are too many
+_PRUNE_SECONDS: Final = 0.05  # between two looks at which clients have read their responses
 
 
 class IdleTimer:
-    """Calls `expired` after `seconds` without a request. Postponing it costs no timer of the loop."""
+    """Calls `expired` after `seconds` without a request. Postponing it sets no new timer in the event
+    loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, expired: Callable[[], None]) -> None:
         self._loop, self._seconds, self._expired = loop, seconds, expired
@@ -113,24 +39,24 @@ class IdleTimer:
         return f"<IdleTimer of {self._seconds:g} s>"
 
     def restart(self) -> None:
-        """Count the time from now on; also after it has expired."""
+        """Count the time from now on. Also valid after the timer has expired."""
         self.postpone(self._loop.time())
         if self._handle is None:
-            self._handle = self._loop.call_at(self._due, self._look)
+            self._handle = self._loop.call_at(self._due, self._check)
 
     def postpone(self, now: float) -> None:
         """Count the time from `now` on, on the loop's clock."""
         self._due = now + self._seconds
 
     def cancel(self) -> None:
-        """End it: the client is gone."""
+        """Stop the timer."""
         if self._handle is not None:
             self._handle.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._handle = None
         if self._loop.time() < self._due:
-            self._handle = self._loop.call_at(self._due, self._look)
+            self._handle = self._loop.call_at(self._due, self._check)
         else:
             self._expired()
 
@@ -156,7 +82,7 @@ class LimitedConnection(_Unread, Protocol):
         """Whether bytes of a request have arrived that the event loop will deliver."""
 
     def is_stalled(self, now: float, seconds: float, least: int) -> bool:
-        """Whether in the last `seconds` the client read fewer than `least` bytes."""
+        """Whether the client read fewer than `least` bytes in the last `seconds`."""
 
     def time_out(self) -> None:
         """Close a connection whose request head does not end in time."""
@@ -165,7 +91,7 @@ class LimitedConnection(_Unread, Protocol):
         """Cut a connection whose client does not read its response."""
 
     def force_close(self) -> None:
-        """Close it once the client has read what is buffered."""
+        """Close the connection once the client has read what is buffered."""
 
 
 class ConnectionLimiter:
@@ -178,7 +104,7 @@ class ConnectionLimiter:
         self._pruned_at = 0.0
         self._burst = 0
         self.flush_count = 0
-        """Changes when queued data has been offered to the kernel."""
+        """Increases whenever queued data has been offered to the kernel."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -189,7 +115,12 @@ class ConnectionLimiter:
         """Whether so many clients leave responses unread that no more may be buffered for them."""
         if self._burst > BURST_BYTES:
             return True
-        return len(self._unread) > MAX_BACKLOGGED and self._still_pressed()
+        if len(self._unread) > MAX_BACKLOGGED:
+            now = asyncio.get_running_loop().time()
+            if now - self._pruned_at > _PRUNE_SECONDS:
+                self._pruned_at = now
+                self._prune_unread()
+        return len(self._unread) > MAX_BACKLOGGED
 
     @property
     def linger_seconds(self) -> float:
@@ -204,7 +135,7 @@ class ConnectionLimiter:
     def start(self) -> None:
         """Begin to check the connections periodically."""
         if self._timer is None:
-            self._look_later()
+            self._schedule_scan()
 
     def stop(self) -> None:
         """Stop checking. Idempotent."""
@@ -226,21 +157,23 @@ class ConnectionLimiter:
         self._unread.discard(connection)
 
     def response_queued(self, connection: _Unread, size: int) -> None:
-        """Record that a response of `size` bytes was queued, which the client may not have read yet."""
+        """Record that a response of `size` bytes was queued for a client."""
         self._unread.add(connection)
         if not self._burst:
             asyncio.get_running_loop().call_soon(self._flushed)
         self._burst += size
 
     def _flushed(self) -> None:
-        """Note that data queued in the last turn of the loop is in the kernel, or counts as unread now."""
+        """Start a new turn: the data queued in the last one is in the kernel by now, or counts as unread."""
         self._burst = 0
         self.flush_count += 1
 
     def evict_idle(self) -> bool:
-        """Close the connections that have been idle longest, since their clients can reconnect without loss;
-        not those whose next request has arrived, for it might be one that must not be sent twice. Those with
-        unread responses come last and are cut, because they would not close. Returns whether any was closed.
+        """Close the connections that have been idle longest, since their clients can reconnect without loss.
+
+        Connections whose next request has arrived are spared: it may be one that must not be sent twice.
+        Connections with unread responses come last, and are cut, because they would not close. Returns
+        whether any was closed.
         """
         idle = sorted(
             (c for c in self._connections if c.is_evictable),
@@ -256,18 +189,15 @@ class ConnectionLimiter:
             connection.force_close()
         return bool(chosen)
 
-    def _still_pressed(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        if now - self._pruned_at > 0.05:
-            self._pruned_at = now
-            self._unread = {connection for connection in self._unread if connection.unsent_bytes}
-        return len(self._unread) > MAX_BACKLOGGED
+    def _prune_unread(self) -> None:
+        self._unread = {connection for connection in self._unread if connection.unsent_bytes}
 
-    def _look_later(self) -> None:
+    def _schedule_scan(self) -> None:
         pause = min(5.0, self._http.head_timeout / 4, self._http.body_timeout / 4)
-        self._timer = asyncio.get_running_loop().call_later(pause, self._look)
+        self._timer = asyncio.get_running_loop().call_later(pause, self._scan)
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
+        """Cut the connections of clients that send their request head, or read their response, too slowly."""
         now = asyncio.get_running_loop().time()
         stall = self._http.body_timeout
         for connection in list(self._connections):
@@ -277,5 +207,5 @@ class ConnectionLimiter:
             elif connection.is_stalled(now, stall, int(stall * LEAST_RATE)):
                 metrics.http_turned_away.labels("stalled").inc()
                 connection.abort_stalled()
-        self._unread = {connection for connection in self._unread if connection.unsent_bytes}
-        self._look_later()
+        self._prune_unread()
+        self._schedule_scan()

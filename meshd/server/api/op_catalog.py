@@ -1,7 +1,7 @@
 """Op API: the catalog of transform ops (`/-/ops`) and user modules (`/-/modules`).
 
-A handler parses, calls the service and answers JSON with the batch API's errors. Any signed caller may read
-the catalog; it contains none of the node's data. The body of a pushed module is the source file, unchanged.
+Handlers parse requests, call a service and answer JSON, with the errors of the batch API. Any signed caller
+may read the catalog, which contains none of the node's data. The body of a pushed module is its source file.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ MODULES_PREFIX = "/-/modules"
 class UserModuleEndpoint:
     """The API of user modules. One instance per worker."""
 
-    def __init__(self, user_ops: UserModules, tests: OpTrials, api: JsonApi) -> None:
-        self._user_ops, self._tests, self._api = user_ops, tests, api
+    def __init__(self, user_ops: UserModules, trials: OpTrials, api: JsonApi) -> None:
+        self._user_ops, self._trials, self._api = user_ops, trials, api
 
     def routes(self) -> list[HttpRoute]:
         guarded = self._api.handle_errors
@@ -77,8 +77,8 @@ class UserModuleEndpoint:
 
     @operation("/-/modules", "Push a module", query=("name", "draft", "bundle"), accepts="text")
     async def push(self, request: MeshRequest, identity: Identity) -> Reply:
-        """Push a module: `?name=NAME`; with `draft=1` it can be used only by its version; with `bundle=1`
-        the body has wheels, too."""
+        """Push a module, named by `?name=NAME`. With `draft=1`, it can be used only by its version; with
+        `bundle=1`, the body also contains wheels."""
         query = parse_query(request, ("name", "draft", "bundle"))
         for name in ("draft", "bundle"):
             if query.get(name, "0") not in ("0", "1"):
@@ -97,7 +97,7 @@ class UserModuleEndpoint:
 
     @operation("/-/modules/{module}", "Remove a module, or one build of it", query=("version",))
     async def remove(self, request: MeshRequest, identity: Identity) -> Reply:
-        """Remove a module; with `?version=sha256:HEX` only that build."""
+        """Remove a module, or with `?version=sha256:HEX` only that build of it."""
         version = parse_query(request, ("version",)).get("version", "")
         name = unquote(request.raw_path.partition("?")[0].removeprefix(f"{MODULES_PREFIX}/"))
         return self._api.reply_json(await self._user_ops.remove(caller_of(request, identity), name, version))
@@ -108,5 +108,5 @@ class UserModuleEndpoint:
     async def test(self, request: MeshRequest, identity: Identity) -> Reply:
         parse_query(request, ())
         return self._api.reply_json(
-            await self._tests.run_trial(caller_of(request, identity), await request.read())
+            await self._trials.run_trial(caller_of(request, identity), await request.read())
         )

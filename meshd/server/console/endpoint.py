@@ -278,8 +278,8 @@ class ConsoleEndpoint:
     def _check_page(self, request: MeshRequest, session: ConsoleSession) -> None:
         """Raise S3Error AccessDenied unless a page of the console sent the request."""
         self._check_origin(request)
-        told = request.headers.get(CSRF_HEADER, "")
-        if not hmac.compare_digest(told.encode(errors="replace"), session.csrf.encode()):
+        token = request.headers.get(CSRF_HEADER, "")
+        if not hmac.compare_digest(token.encode(errors="replace"), session.csrf.encode()):
             raise S3Error(
                 "AccessDenied", "The request lacks the token of this session. Reload the page of the console."
             )

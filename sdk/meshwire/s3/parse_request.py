@@ -263,6 +263,13 @@ def _put_object(bucket: str, key: str, query: Query, headers: Headers) -> Operat
         )
     if "x-amz-copy-source" in headers:
         return _copy_object(bucket, key, headers)
+    if "content-range" in headers:  # a client that resumes an upload sends the rest of the object
+        raise S3Error(
+            "NotImplemented",
+            "Content-Range asks to write a part of an object, which is not implemented. Send the whole "
+            "object without it, or a multipart upload.",
+            extra={"Header": "content-range"},
+        )
     return operations.PutObject(
         bucket,
         key,

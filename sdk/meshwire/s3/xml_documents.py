@@ -176,16 +176,17 @@ def key_decoder(root: Element) -> Callable[[str], str]:
 
 
 def _object_entry(element: Element, text: Callable[[str], str]) -> result_types.ObjectEntry:
+    found = {child.name: child.text for child in reversed(element.children)}.get  # of two, the first counts
     owner = element.find_first("Owner")
     return result_types.ObjectEntry(
-        key=text(element.child_text("Key")),
-        size=parse_integer(element.child_text("Size")),
-        etag=conditional_requests.unquote_etag(element.child_text("ETag")),
-        modified_ms=parse_milliseconds(element.child_text("LastModified")),
+        key=text(found("Key", "")),
+        size=parse_integer(found("Size", "")),
+        etag=conditional_requests.unquote_etag(found("ETag", "")),
+        modified_ms=parse_milliseconds(found("LastModified", "")),
         owner=None if owner is None else parse_owner(owner),
-        storage_class=element.child_text("StorageClass", "STANDARD"),
-        checksum_algorithm=element.child_text("ChecksumAlgorithm").lower(),
-        checksum_type=element.child_text("ChecksumType"),
+        storage_class=found("StorageClass", "STANDARD"),
+        checksum_algorithm=found("ChecksumAlgorithm", "").lower(),
+        checksum_type=found("ChecksumType", ""),
     )
 
 
@@ -294,6 +295,8 @@ MAX_VERSIONS_PAGE = 1000
 def read_list_versions(bucket: str, query: Query) -> operations.ListObjectVersions:
     """Parse the request. Raises S3Error InvalidArgument, KeyTooLongError."""
     key_marker, version_marker = query.text("key-marker"), query.values.get("version-id-marker", "")
+    if not version_marker and "version-id-marker" in query.values:
+        raise invalid_argument("version-id-marker", "", "A version-id marker cannot be empty.")
     if version_marker and not key_marker:
         raise invalid_argument(
             "version-id-marker",

@@ -95,26 +95,31 @@ class _Builder:
     def __init__(self) -> None:
         self.document: Element | None = None
         self._open: list[Element] = []
-        self._pieces: list[list[str]] = []
+        self._mixed: dict[int, list[str]] = {}  # by depth: text that came in pieces
         self._count = 0
 
     def start(self, name: str, _attributes: dict[str, str]) -> None:
         self._count += 1
         if len(self._open) >= MAX_DEPTH or self._count > MAX_ELEMENTS:
             raise S3Error("MalformedXML", "The XML you provided has too many or too deeply nested elements.")
-        element = Element(name.rpartition(":")[2])
+        element = Element(name.rpartition(":")[2] if ":" in name else name, "", [])
         if self._open:
             self._open[-1].children.append(element)
         else:
             self.document = element
         self._open.append(element)
-        self._pieces.append([])
 
     def end(self, _name: str) -> None:
-        self._open.pop().text = "".join(self._pieces.pop())
+        element = self._open.pop()
+        if self._mixed and (pieces := self._mixed.pop(len(self._open), None)):
+            element.text = "".join(pieces)
 
     def text(self, data: str) -> None:
-        self._pieces[-1].append(data)
+        element = self._open[-1]
+        if element.text:
+            self._mixed.setdefault(len(self._open) - 1, [element.text]).append(data)
+        else:
+            element.text = data
 
 
 def needs_escape(text: str) -> bool:

@@ -403,6 +403,19 @@ def test_an_if_match_without_a_tag_fits_nothing(s3: Any, bucket: str) -> None:
     assert s3.get_object(**k)["Body"].read() == b"theirs"
 
 
+@pytest.mark.parametrize("size", [5, 300_000])
+def test_the_rest_of_an_upload_does_not_replace_the_object(
+    s3: Any, bucket: str, wire: Wire, size: int
+) -> None:
+    """As `curl -C 5 -T` sends it to resume: `Content-Range`, and the bytes from there on."""
+    s3.put_object(Bucket=bucket, Key="k", Body=b"0123456789")
+    asked = {"content-range": f"bytes 5-{size + 4}/{size + 5}"}
+    answer = wire.exchange(wire.put(f"/{bucket}/k", bytes(size), headers=asked))
+    assert (answer.status, answer.code) == (501, "NotImplemented")
+    assert b"Send the whole object" in answer.body
+    assert s3.get_object(Bucket=bucket, Key="k")["Body"].read() == b"0123456789"
+
+
 @pytest.mark.parametrize("location", ["x", "ftp://a/b", "//", "/b", "http://a/b", "https://a/b"])
 def test_where_a_page_may_redirect_to(s3: Any, bucket: str, location: str) -> None:
     s3.put_object(Bucket=bucket, Key="source", Body=b"x")

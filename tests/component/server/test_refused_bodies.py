@@ -223,7 +223,7 @@ def test_who_goes_on_for_ever_is_cut() -> None:
 
 
 def test_who_falls_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 0.2)
+    monkeypatch.setattr("meshd.server.lingering_close._SILENCE", 0.2)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
@@ -236,7 +236,7 @@ def test_who_falls_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_who_leaves_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task waits for the rest of a body whose client is gone."""
-    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 3600.0)
+    monkeypatch.setattr("meshd.server.lingering_close._SILENCE", 3600.0)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
@@ -265,8 +265,8 @@ def test_room_is_made_of_those_that_still_send() -> None:
 
 
 def test_a_node_that_stops_waits_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshd.server.connection_limits._HURRIED", 0.2)
-    monkeypatch.setattr("meshd.server.connection_limits._SILENCE", 3600.0)
+    monkeypatch.setattr("meshd.server.lingering_close._SHORTENED", 0.2)
+    monkeypatch.setattr("meshd.server.lingering_close._SILENCE", 3600.0)
 
     async def scene() -> None:
         async with serving(HttpSettings(body_timeout=3600), _refuse) as (server, port):
