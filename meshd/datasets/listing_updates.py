@@ -18,6 +18,7 @@ from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESULTS_PREFIX
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.build_snapshot import synonyms
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.update_snapshot import folders_like_samples, update_from_objects
 
@@ -107,7 +108,9 @@ class ListingUpdates:
             return None
         if next(_keys(changes, source.prefix), None) is None:
             return ListingUpdate(changes.revision, name, result)
-        if result["kind"] != "objects" or result["skipped"] or kind not in ("objects", "auto"):
+        if result["kind"] != "objects" or kind not in ("objects", "auto"):
+            return None
+        if result["skipped"] or result.get("examples"):  # of what is left out, the listing alone tells
             return None
         try:
             snapshot = await self._catalog.snapshot(result["snapshot"])
@@ -148,16 +151,19 @@ class _ChangedSamples:
     ) -> None:
         self._names, self._snapshot, self._source = names, snapshot, source
         self._wanted, self._kind, self._most = wanted, kind, most
+        self._synonyms = frozenset(synonyms(wanted))
 
     def find(self, changes: StoreChanges) -> dict[str, list[Listed]] | None:
         """Return the objects of each sample with changed names, by its stem; None if they are too many, or
-        among those of other samples."""
+        among those of other samples, or what is left out may have changed."""
         found: dict[str, list[Listed]] = {}
         folders = dict[str, bool]()  # whether a sample has the name of a folder
         for key in self._changed_keys(changes):
             if self._kind == "auto" and archive_kind(key) is not None:
                 return None
             stem, ext = sample_key(key)
+            if ext in self._synonyms:
+                return None
             if ext not in self._wanted or stem in found:
                 continue
             for folder in folders_like_samples(stem):

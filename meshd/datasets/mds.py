@@ -123,10 +123,10 @@ class MdsSources:
             folders = sorted(
                 {found.removesuffix(MDS_INDEX) for found in records if found.endswith(f"/{MDS_INDEX}")}
             )
-            told = ", ".join(f"s3://{source.bucket}/{folder}" for folder in folders[:5])
+            examples = ", ".join(f"s3://{source.bucket}/{folder}" for folder in folders[:5])
             raise EmptySnapshotError(
                 "source",
-                f"there is no {MDS_INDEX} in {source}" + (f"; found one in {told}" if told else ""),
+                f"there is no {MDS_INDEX} in {source}" + (f"; found one in {examples}" if examples else ""),
             )
         if record.size > MAX_INDEX:
             raise PlanError("source", f"{key} has {record.size} bytes; an index has at most {MAX_INDEX}")

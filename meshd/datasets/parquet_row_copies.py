@@ -93,7 +93,12 @@ class ParquetFiles:
 
 def parquet_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record]]:
     """Return the entries of a listing that are nonempty Parquet files."""
-    return [entry for entry in listing if entry[1].size and copy_kind(entry[0]) == "parquet"]
+    return [entry for entry in listing if entry[1].size and is_parquet(entry[0])]
+
+
+def is_parquet(key: str) -> bool:
+    """Return whether a file is a Parquet file by its key."""
+    return copy_kind(key) == "parquet"
 
 
 def _kept(document: bytes) -> ParquetRows:

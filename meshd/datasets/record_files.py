@@ -26,6 +26,7 @@ from meshwire.formats.json_lines import (
     current_line_index,
     index_lines,
     line_page_facts,
+    wide_encoding,
 )
 from meshwire.formats.record_index import RecordIndex
 from meshwire.formats.tfrecord_index import TfrecordError, index_records
@@ -137,7 +138,7 @@ class LineIndexer:
             with self._store.open_spans(plain, 0, plain.size) as spans:
                 most = self._capacity.max_samples(fields=1)
                 most = MAX_LINES if most is None else min(MAX_LINES, most)
-                index = await asyncio.to_thread(lambda: index_lines(read_pieces(spans), most))
+                index = await asyncio.to_thread(lambda: index_lines(_text_pieces(spans, url), most))
         except LineError as error:
             raise BatchError(
                 "BadSample",
@@ -153,6 +154,21 @@ class LineIndexer:
             del index
             await asyncio.to_thread(release_free_memory)
         return document
+
+
+def _text_pieces(spans: Sequence[Span], url: str) -> Iterator[bytes]:
+    """Yield the bytes of a file of lines in pieces. Raises BatchError BadSample for one whose line feeds are
+    not single bytes."""
+    for number, piece in enumerate(read_pieces(spans)):
+        encoding = wide_encoding(piece[:4]) if number == 0 else ""
+        if encoding:
+            raise BatchError(
+                "BadSample",
+                f"{url} is not a file of lines in UTF-8: its byte order mark says {encoding}",
+                help=f"convert it: iconv -f {encoding} -t UTF-8; or move it out of the source's folder",
+                detail={"url": url},
+            )
+        yield piece
 
 
 def read_pieces(spans: Sequence[Span]) -> Iterator[bytes]:

@@ -19,7 +19,14 @@ from meshd.datasets.prepared_snapshots import PREPARED, read_prepared
 from meshd.datasets.snapshot_build_cache import BuildResults, request_name, result_name
 from meshd.datasets.snapshot_capacity import SnapshotCapacity
 from meshd.datasets.snapshot_pages import SnapshotPages
-from meshd.datasets.source_listings import SourceListings, named_files, rows_of, scanned_files
+from meshd.datasets.source_listings import (
+    SourceListings,
+    empty_files,
+    named_files,
+    rows_of,
+    scanned_files,
+    with_empty_files,
+)
 from meshd.datasets.tables import TableFiles, TableOptions, table_files
 from meshd.datasets.zarr_arrays import ZarrSources
 from meshd.telemetry import metrics
@@ -187,14 +194,16 @@ class DatasetService:
         if found is None:
             listing, listed = await self._listings.objects(source, kind)
             began = began if listed is None else listed
+            empty = list[str]()
             if not isinstance(listing, ListingColumns):
                 listing = named_files(listing, source, options.files)
+                empty = empty_files(listing, source, kind)
                 scanned = [key for key, _ in scanned_files(listing, kind, fields)]
                 await self._readers.require_keys(caller, source.bucket, scanned)
             name = await asyncio.to_thread(result_name, request, rows_of(listing))
             found = self._results.find(name)
             if found is None:
-                built = await self._build(listing, source, kind, fields, options)
+                built = with_empty_files(await self._build(listing, source, kind, fields, options), empty)
                 built = built if paged else await self._without_pages(built)
                 answer = await self._registered(caller, built, births)
                 await self._results.add(request, name, answer)

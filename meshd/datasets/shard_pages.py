@@ -17,7 +17,7 @@ from meshd.core.document_store import PAGES_PREFIX
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.archive_keys import archive_kind, compression_kind
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
 from meshwire.formats.page_formats import mark_page
@@ -42,9 +42,9 @@ _REMEMBERED: Final = 1 << 16
 
 
 def content_name(key: str, etag: str, size: int) -> str:
-    """Return a name for the content of a file after decompression by its extension."""
-    packed = compression_kind(key)
-    return f"{etag}-{size}" + (f".{packed}" if packed else "")
+    """Return a name for the content of a file as its extension says that it is read."""
+    kind = compression_kind(key) or archive_kind(key)
+    return f"{etag}-{size}" + (f".{kind}" if kind not in (None, "tar") else "")
 
 
 class PageMaker(Protocol):

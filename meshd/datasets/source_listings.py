@@ -8,27 +8,40 @@ whose content determines the samples are read, and need their records.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from meshd.core.listing_columns import ListingColumns
-from meshd.datasets.parquet_row_copies import parquet_files
+from meshd.datasets.parquet_row_copies import is_parquet, parquet_files
 from meshd.datasets.tables import table_files
 from meshd.datasets.token_files import token_files
-from meshwire.dataset.archive_keys import archive_kind, prefer_uncompressed
+from meshwire.dataset.archive_keys import archive_kind, is_table, prefer_uncompressed
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.json_lines import is_lines
 from meshwire.formats.tfrecord_index import is_tfrecord
+from meshwire.strict_json import shown_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from meshd.datasets.snapshot_capacity import SnapshotCapacity
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
+    from meshwire.dataset.build_snapshot import SnapshotBuild
     from meshwire.dataset.fields import FieldSpec, Source
 
 _PAGE: Final = 1000
+_EXAMPLES: Final = 5
+_EMPTY: Final = "has no bytes: write and upload it again"
+_FILES: Final[Mapping[str, Callable[[str], object]]] = {
+    "auto": archive_kind,
+    "tar": archive_kind,
+    "parquet": is_parquet,
+    "table": is_table,
+}
+"""What holds samples by its name, of the kinds of which no program writes a file without a byte. (A TFRecord
+file without records has none.)"""
 
 
 class SourceListings:
@@ -126,6 +139,26 @@ def scanned_files(
         wanted = {ext for spec in fields.values() for ext in spec.ext}
         return _once([entry for entry in listing if is_lines(entry[0], wanted)])
     return [entry for entry in listing if archive_kind(entry[0]) is not None]
+
+
+def empty_files(listing: Sequence[tuple[str, Record]], source: Source, kind: str) -> list[str]:
+    """Return the keys of files that hold samples by their names, but not a byte, of the kinds of which such a
+    file is one that was not written to its end. Raises EmptySnapshotError if all are so."""
+    holds = _FILES.get(kind)
+    files = [(key, record.size) for key, record in listing if holds(key)] if holds else []
+    empty = [key for key, size in files if not size]
+    if empty and len(empty) == len(files):
+        others = f", like the other {len(empty) - 1}," if len(empty) > 1 else ""
+        raise EmptySnapshotError("source", f"no sample in {source}: {shown_value(empty[0])}{others} {_EMPTY}")
+    return empty
+
+
+def with_empty_files(built: SnapshotBuild, empty: Sequence[str]) -> SnapshotBuild:
+    """Count these files among what was left out."""
+    if not empty:
+        return built
+    examples = *(f"{shown_value(key)} {_EMPTY}" for key in empty[:1]), *built.examples
+    return replace(built, skipped=built.skipped + len(empty), examples=examples[:_EXAMPLES])
 
 
 def _once(files: list[tuple[str, Record]]) -> list[tuple[str, Record]]:

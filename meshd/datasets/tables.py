@@ -37,6 +37,7 @@ from meshwire.formats.table_snapshot import (
     build_from_tables,
     find_column,
     resolve_fields,
+    with_columns_left_out,
     with_ids,
     with_masks,
 )
@@ -78,8 +79,8 @@ class TableOptions:
     def __repr__(self) -> str:
         """A result of a snapshot is named by it: without `files` and `sliced` it is what it was without them,
         and `members` changes no result."""
-        told = f"TableOptions(conditions={self.conditions!r}, masks={self.masks!r}, ids={self.ids!r}"
-        return f"{told}{f', files={self.files!r}' * bool(self.files)}{', sliced' * self.sliced})"
+        text = f"TableOptions(conditions={self.conditions!r}, masks={self.masks!r}, ids={self.ids!r}"
+        return f"{text}{f', files={self.files!r}' * bool(self.files)}{', sliced' * self.sliced})"
 
 
 class IndexedTable(msgspec.Struct, frozen=True, eq=False):
@@ -162,8 +163,8 @@ class TableFiles:
         """Build the snapshot of these files, or parts of files; without `fields`, of all columns. Raises
         PlanError and what `index_files` raises."""
         tables = await self.index_files(parts, source, CallProgress())
-        first = tables[0].index
-        if not fields:
+        first, guessed = tables[0].index, not fields
+        if guessed:
             fields = parse_fields(all_fields(first))
         if options.ids:
             fields = with_ids(fields, options.ids)
@@ -187,7 +188,8 @@ class TableFiles:
                     "BadSample", f"the rows of {url} do not match its footer", detail={"url": url}
                 )
             files.append(TableFile(part.key, part.record.etag, size, table.index, kept, numbers))
-        return await asyncio.to_thread(build_from_tables, files, source=source, fields=resolved)
+        built = await asyncio.to_thread(build_from_tables, files, source=source, fields=resolved)
+        return with_columns_left_out(built, files) if guessed else built
 
     async def read_table(self, bucket: str, key: str, record: Record, slices: int = 0) -> IndexedTable:
         """Return the index of a file, or of slices of it given as bits. Raises BatchError BadSample,

@@ -105,14 +105,14 @@ class PlanReadHints:
         plan, snapshot, address = frame.plan, frame.snapshot, frame.address
         if not self._buckets.has_backed_buckets() or max(snapshot.samples, plan.positions) > _MOST:
             return
-        told = self._epochs.get(plan.hash, -1)
-        if address.epoch > told:
+        newest = self._epochs.get(plan.hash, -1)
+        if address.epoch > newest:
             self._epochs[plan.hash] = address.epoch
             self._epochs.move_to_end(plan.hash)
             while len(self._epochs) > _PLANS:
                 self._cache_manager.unplan(self._epochs.popitem(last=False)[0])
             self._tasks.spawn(self._tell(plan, snapshot, address.epoch), "tell")
-        elif address.epoch == told:
+        elif address.epoch == newest:
             step = max(0, address.step - _BEHIND)
             self._cache_manager.advance(
                 plan.hash, min(1.0, (address.origin + step * address.batch) / plan.positions)

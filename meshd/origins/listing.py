@@ -77,12 +77,12 @@ class WriteMarks:
         nodes = [node for node in cluster.nodes if node.stores and node.state not in ("away", "down")]
         try:
             async with timeout(_PATIENCE):
-                told = await asyncio.gather(*[self._ask(node, bucket) for node in nodes])
+                answers = await asyncio.gather(*[self._ask(node, bucket) for node in nodes])
         except (TimeoutError, PeerUnreachableError, PeerRefusedError, StaleMapError):
             return None
-        if not all(told) or self._mesh.current_map().version != cluster.version:
+        if not all(answers) or self._mesh.current_map().version != cluster.version:
             return None
-        return (str(cluster.version), *told)
+        return (str(cluster.version), *answers)
 
     async def _ask(self, node: Node, bucket: Bucket) -> str:
         if node.node_id == self._mesh.node_id:

@@ -91,27 +91,27 @@ class WriteBackRouter:
         """Delete an object at its origin, and its dirty copy. Raises OriginError, StoreError."""
         await self._route(bucket, WriteBackRequest("remove", bucket.name, key), context)
 
-    async def execute(self, asked: WriteBackRequest, context: WriteContext) -> WriteBackResult:
+    async def execute(self, request: WriteBackRequest, context: WriteContext) -> WriteBackResult:
         """Execute a request of another node. If it takes long, return `going`; the work continues, and the
         caller asks again. Raises NotPrimaryError if this node is not the primary of the name."""
-        bucket = self._cache_store.backed_bucket(asked.bucket)
+        bucket = self._cache_store.backed_bucket(request.bucket)
         if bucket is None:
-            return _failed(OriginMissingError(f"there is no bucket {asked.bucket[:80]} with an origin"))
-        doing = self._tasks.spawn(self._told(bucket, asked, context), asked.what)
+            return _failed(OriginMissingError(f"there is no bucket {request.bucket[:80]} with an origin"))
+        doing = self._tasks.spawn(self._told(bucket, request, context), request.what)
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
         written_back: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
         if written_back is None:
             raise _not_primary()
         return written_back
 
-    async def is_finished(self, asked: HandoverQuery, version: int) -> bool:
+    async def is_finished(self, request: HandoverQuery, version: int) -> bool:
         """Ask the process of the key; see `OriginWriter.is_finished`."""
-        bucket = self._cache_store.backed_bucket(asked.bucket)
+        bucket = self._cache_store.backed_bucket(request.bucket)
         if bucket is None:
             return True
         try:
-            return await self._shards.worker_for(asked.bucket, asked.key).is_finished(
-                bucket, asked.key, version
+            return await self._shards.worker_for(request.bucket, request.key).is_finished(
+                bucket, request.key, version
             )
         except OriginDownError:  # that process is being restarted
             return False
@@ -119,46 +119,46 @@ class WriteBackRouter:
     async def aclose(self) -> None:
         await self._tasks.aclose()
 
-    async def _route(self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext) -> None:
+    async def _route(self, bucket: Bucket, request: WriteBackRequest, context: WriteContext) -> None:
         """Run a request on the primary. A primary that is still working on it is asked again."""
 
         async def here() -> WriteBackResult:
             self._mesh.reject_if_abandoned(context)
-            if not self._mesh.is_primary(asked.bucket, asked.key):
+            if not self._mesh.is_primary(request.bucket, request.key):
                 raise _not_primary()
-            return await self._execute_local(bucket, asked, context)
+            return await self._execute_local(bucket, request, context)
 
         async def there(node: Node) -> WriteBackResult:
-            result = await self._forwarder.send(node, WRITE_BACK, asked, context, repeatable=True)
+            result = await self._forwarder.send(node, WRITE_BACK, request, context, repeatable=True)
             if not result.going:
-                metrics.origin_passed.labels(asked.what).inc()
+                metrics.origin_passed.labels(request.what).inc()
             return result
 
         result = WriteBackResult(going=True)
         while result.going:
             result = await self._forwarder.run_on_primary(
-                asked.bucket, asked.key, here, there, context, local_time_counts=False
+                request.bucket, request.key, here, there, context, local_time_counts=False
             )
         if result.failed is not None:
             raise decode_error(result.failed)
 
     async def _execute_local(
-        self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
+        self, bucket: Bucket, request: WriteBackRequest, context: WriteContext
     ) -> WriteBackResult:
         """Raises NotPrimaryError, OriginError, StoreError."""
-        fetch_worker = self._shards.worker_for(asked.bucket, asked.key)
-        if asked.what == "push":
-            await fetch_worker.write_back(bucket, asked.key)
+        fetch_worker = self._shards.worker_for(request.bucket, request.key)
+        if request.what == "push":
+            await fetch_worker.write_back(bucket, request.key)
         else:
-            await fetch_worker.delete_at_origin(bucket, asked.key, context)
+            await fetch_worker.delete_at_origin(bucket, request.key, context)
         return WriteBackResult()
 
     async def _told(
-        self, bucket: Bucket, asked: WriteBackRequest, context: WriteContext
+        self, bucket: Bucket, request: WriteBackRequest, context: WriteContext
     ) -> WriteBackResult | None:
         """Like `_execute_local`, with errors as results; None if another node is primary."""
         try:
-            return await self._execute_local(bucket, asked, context)
+            return await self._execute_local(bucket, request, context)
         except NotPrimaryError:
             return None
         except (OriginError, StoreError) as error:
@@ -182,15 +182,15 @@ class WriteBackHandlers:
         self._router, self._mesh = router, mesh
 
     @handler(IS_FINISHED)
-    async def is_finished(self, asked: HandoverQuery, context: CallContext) -> bool:
+    async def is_finished(self, request: HandoverQuery, context: CallContext) -> bool:
         if context.map_version < self._mesh.current_map().version:
             raise StaleMapError(self._mesh.current_map().version)
-        return await self._router.is_finished(asked, context.map_version)
+        return await self._router.is_finished(request, context.map_version)
 
     @handler(WRITE_BACK)
-    async def write_back(self, asked: WriteBackRequest, context: CallContext) -> WriteBackResult:
-        self._mesh.require_primary(asked.bucket, asked.key)
+    async def write_back(self, request: WriteBackRequest, context: CallContext) -> WriteBackResult:
+        self._mesh.require_primary(request.bucket, request.key)
         try:
-            return await self._router.execute(asked, WriteContext(context.node_id, context.map_version))
+            return await self._router.execute(request, WriteContext(context.node_id, context.map_version))
         except NotPrimaryError as error:
             raise StaleMapError(self._mesh.current_map().version) from error

@@ -48,23 +48,23 @@ def merge_changes(answers: Sequence[ChangesResponse]) -> StoreChanges | None:
     return StoreChanges(-1, tuple(keys), tuple(ranges))
 
 
-def primary_changes(store: StoreReader, mesh: ClusterView, asked: ChangesRequest) -> ChangesResponse:
+def primary_changes(store: StoreReader, mesh: ClusterView, request: ChangesRequest) -> ChangesResponse:
     """Return what changed in this node's store. Raises StaleMapError if this node uses another map than the
     caller."""
     cluster = mesh.current_map()
-    if cluster.version != asked.version:
+    if cluster.version != request.version:
         raise StaleMapError(cluster.version)
     now = store.revision()
-    if asked.since < 0 or mesh.replica_count(asked.bucket) != asked.copies:
+    if request.since < 0 or mesh.replica_count(request.bucket) != request.copies:
         return ChangesResponse(now)
-    found = store.changes_since(asked.since, asked.bucket)
+    found = store.changes_since(request.since, request.bucket)
     if found is None:
         return ChangesResponse(now)
-    keys = [key for key in found.keys if key.startswith(asked.prefix)]
+    keys = [key for key in found.keys if key.startswith(request.prefix)]
     ranges = [
         (first, last)
         for first, last in found.ranges
-        if last >= asked.prefix and (first < asked.prefix or first.startswith(asked.prefix))
+        if last >= request.prefix and (first < request.prefix or first.startswith(request.prefix))
     ]
     if len(keys) > MOST_NAMES:
         return ChangesResponse(found.revision)

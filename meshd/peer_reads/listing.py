@@ -18,7 +18,7 @@ from meshd.core.listing_columns import ListingColumns
 from meshd.errors import MeshdError
 from meshd.peer_reads import listing_merge
 from meshd.rpc.http_connection import PeerUnreachableError
-from meshd.rpc.peer_client import PeerRefusedError, StaleMapError
+from meshd.rpc.peer_client import PeerClockError, PeerRefusedError, StaleMapError
 from meshd.rpc.peer_rpc import PREFIX, PeerCall, encode_message, handler
 from meshd.store.records import EntryPage, Page, UploadPage, VersionPage
 from meshwire.cluster import routes, slot_of
@@ -206,6 +206,7 @@ def _page_of(pages: Sequence[peer_messages.ListResponse], limit: int) -> Page:
 
 
 _LISTING_TIMEOUT_S: Final = 15.0
+_INCOMPLETE: Final = "The listing is not complete at present"
 _LIMIT: Final = 1000
 
 P = TypeVar("P", EntryPage, VersionPage, UploadPage)
@@ -247,46 +248,46 @@ class LocalListings:
         return f"<LocalListings of {self._mesh.node_id}>"
 
     @handler(LIST_PAGE)
-    async def answer_page(self, asked: ListingRequest, context: CallContext) -> bytes:
+    async def answer_page(self, request: ListingRequest, context: CallContext) -> bytes:
         """Return the encoded page to another node."""
-        return encode_message(self.list_page(asked, context.map_version))
+        return encode_message(self.list_page(request, context.map_version))
 
-    def list_page(self, asked: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
+    def list_page(self, request: ListingRequest, version: int) -> EntryPage | VersionPage | UploadPage:
         """Return the page under map `version`. Raises StaleMapError if this node uses another map;
         StoreError."""
         cluster = self._mesh.current_map()
         if cluster.version != version:
             raise StaleMapError(cluster.version)
-        slots = self._mask(self._mesh.bucket_routes(asked.bucket), self._mesh.replica_count(asked.bucket))
-        store, (key, mark) = self._store, asked.marker
-        if asked.kind == "own":
-            return self._own(asked.bucket, asked.prefix, key, asked.limit, slots)
-        if asked.kind == "entries":
+        slots = self._mask(self._mesh.bucket_routes(request.bucket), self._mesh.replica_count(request.bucket))
+        store, (key, mark) = self._store, request.marker
+        if request.kind == "own":
+            return self._own(request.bucket, request.prefix, key, request.limit, slots)
+        if request.kind == "entries":
             return store.list_entries(
-                asked.bucket,
-                prefix=asked.prefix,
-                delimiter=asked.delimiter,
+                request.bucket,
+                prefix=request.prefix,
+                delimiter=request.delimiter,
                 after=key,
-                limit=asked.limit,
+                limit=request.limit,
                 slots=slots,
             )
-        if asked.kind == "versions":
+        if request.kind == "versions":
             return store.list_versions(
-                asked.bucket,
-                prefix=asked.prefix,
-                delimiter=asked.delimiter,
+                request.bucket,
+                prefix=request.prefix,
+                delimiter=request.delimiter,
                 key_marker=key,
                 version_marker=mark,
-                limit=asked.limit,
+                limit=request.limit,
                 slots=slots,
             )
         return store.list_uploads(
-            asked.bucket,
-            prefix=asked.prefix,
-            delimiter=asked.delimiter,
+            request.bucket,
+            prefix=request.prefix,
+            delimiter=request.delimiter,
             key_marker=key,
             id_marker=mark,
-            limit=asked.limit,
+            limit=request.limit,
             slots=slots,
         )
 
@@ -359,39 +360,42 @@ class MergedListings:
         return listing_merge.upload_page(items, truncated=truncated)
 
     async def _merged(
-        self, asked: ListingRequest, kind: type[P], read: Callable[[P], tuple[list[Item], bool, Marker]]
+        self, request: ListingRequest, kind: type[P], read: Callable[[P], tuple[list[Item], bool, Marker]]
     ) -> tuple[list[Item], bool]:
-        if asked.limit <= 0:
+        if request.limit <= 0:
             return [], False
-        deadline = self._clock.monotonic() + _LISTING_TIMEOUT_S
+        deadline, skewed = self._clock.monotonic() + _LISTING_TIMEOUT_S, False
         while True:
             version = self._mesh.current_map().version
             try:
-                return await self._attempt(asked, version, kind, read)
+                return await self._attempt(request, version, kind, read)
             except StaleMapError as error:
                 wanted, what = max(error.version, version), "the nodes do not agree on a map"
                 await self._mesh.wait_for_newer_map(wanted - 1, min(2.0, _LISTING_TIMEOUT_S))
                 await asyncio.sleep(0.02)
             except _NoAnswerError as error:
                 what = str(error)
+                if error.skewed and skewed:
+                    raise S3Error("SlowDown", f"{_INCOMPLETE}: {what}.") from error
+                skewed = error.skewed
                 if error.node_id:
                     await self._mesh.report_suspect(error.node_id, version)
                 await self._mesh.wait_for_newer_map(version, 0.5)
             if self._clock.monotonic() > deadline:
-                raise S3Error("SlowDown", f"The listing is not complete at present: {what}. Try again.")
+                raise S3Error("SlowDown", f"{_INCOMPLETE}: {what}. Try again.")
 
     async def _attempt(
         self,
-        asked: ListingRequest,
+        request: ListingRequest,
         version: int,
         kind: type[P],
         read: Callable[[P], tuple[list[Item], bool, Marker]],
     ) -> tuple[list[Item], bool]:
-        nodes = self._primaries(asked.bucket)
-        sources = [self._source(node, asked, version, kind) for node in nodes]
-        share = listing_merge.page_share(asked.limit + 1, len(sources))
+        nodes = self._primaries(request.bucket)
+        sources = [self._source(node, request, version, kind) for node in nodes]
+        share = listing_merge.page_share(request.limit + 1, len(sources))
         await asyncio.gather(*(source.fill(share, read) for source in sources))
-        found = await listing_merge.merge_sources(sources, asked.limit, read)
+        found = await listing_merge.merge_sources(sources, request.limit, read)
         if self._mesh.current_map().version != version:  # later pages used another map
             raise StaleMapError(version)
         return found
@@ -404,9 +408,9 @@ class MergedListings:
             raise _NoAnswerError("", "nodes that hold a part of the names are away")
         return [node for node in cluster.nodes if node.node_id in primaries]
 
-    def _source(self, node: Node, asked: ListingRequest, version: int, kind: type[P]) -> PageSource[P]:
+    def _source(self, node: Node, request: ListingRequest, version: int, kind: type[P]) -> PageSource[P]:
         async def fetch(marker: Marker, limit: int) -> P:
-            wanted = msgspec.structs.replace(asked, marker=marker, limit=limit)
+            wanted = msgspec.structs.replace(request, marker=marker, limit=limit)
             if node.node_id == self._mesh.node_id:
                 with store_errors():
                     page = self._local.list_page(wanted, version)
@@ -414,18 +418,20 @@ class MergedListings:
                 return page
             return await self._ask(node, wanted, kind)
 
-        return listing_merge.PageSource(fetch, asked.marker)
+        return listing_merge.PageSource(fetch, request.marker)
 
-    async def _ask(self, node: Node, asked: ListingRequest, kind: type[P]) -> P:
+    async def _ask(self, node: Node, request: ListingRequest, kind: type[P]) -> P:
         try:
-            return await self._peers.call_typed(node, LIST_PAGE.returning(kind), asked)
+            return await self._peers.call_typed(node, LIST_PAGE.returning(kind), request)
         except (PeerUnreachableError, PeerRefusedError) as error:
-            raise _NoAnswerError(node.node_id, f"node {node.node_id}: {error}") from error
+            skewed = isinstance(error, PeerClockError)
+            raise _NoAnswerError(node.node_id, f"node {node.node_id}: {error}", skewed=skewed) from error
 
 
 class _NoAnswerError(Exception):
-    """A part of the listing is not available. `node_id`: the node that was asked; empty if there is none."""
+    """A part of the listing is not available. `node_id`: the node that was asked; empty if there is none.
+    `skewed`: it refuses calls because its clock differs, which waiting does not change."""
 
-    def __init__(self, node_id: str, message: str) -> None:
+    def __init__(self, node_id: str, message: str, *, skewed: bool = False) -> None:
         super().__init__(message)
-        self.node_id = node_id
+        self.node_id, self.skewed = node_id, skewed

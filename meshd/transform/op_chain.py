@@ -23,6 +23,7 @@ from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image,
 from meshd.transform.resource_limits import is_out_of_memory
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshd.transform.video_frames import by_frame
+from meshwire.formats.content_sniffing import identify_foreign
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.strict_json import PlanError, canonical_json
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from meshd.transform.op_types import FieldType
     from meshwire.plan.plan_spec import OpSpec
 
+_LOOKED_AT = 128
 Draw = Callable[[int], KeyedRandom]
 """Randomness of one sample: maps the op's index in the plan to its own sequence of draws."""
 
@@ -225,12 +227,22 @@ class OpChain:
             if is_out_of_memory(error):
                 raise OutOfMemoryError(label) from error
             if isinstance(error, BadSampleError):
-                if isinstance(value, bytes | bytearray | memoryview) and not value:
-                    raise BadSampleError(f"{EMPTY}: {error.reason}", op=label) from error
-                error.op = label
-                raise
+                raise _described(error, value, label) from error
             raise OpFailedError(label, error) from error
         return value
+
+
+def _described(error: BadSampleError, value: Any, op: str) -> BadSampleError:
+    """Return the error of an op, with what the bytes are that it was given, if they are nothing that ops
+    read."""
+    reason = error.reason
+    if isinstance(value, bytes | bytearray | memoryview):
+        found = identify_foreign(bytes(value[:_LOOKED_AT]))
+        if not value:
+            reason = f"{EMPTY}: {reason}"
+        elif found is not None:
+            reason = f"{reason}; it is {found.what}: {found.fix}"
+    return BadSampleError(reason, op=op)
 
 
 def _copy(value: Any, row: npt.NDArray[Any], random: KeyedRandom) -> None:

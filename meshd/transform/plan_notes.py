@@ -180,12 +180,12 @@ def _pairing_notes(fields: dict[str, list[_FieldOp]], first: Callable[[str], byt
     images += arrays
     if len(images) < 2:
         return
-    told = "; ".join(f"{' and '.join(dict.fromkeys(ops))} of {name!r}" for name, ops in alone.items())
+    pairs = "; ".join(f"{' and '.join(dict.fromkeys(ops))} of {name!r}" for name, ops in alone.items())
     op = next(iter(alone.values()))[0]
     pair = ", ".join(map(repr, images))
     before = f", after {' and '.join(f'ops.as_image({name!r})' for name in arrays)}" if arrays else ""
     yield (
-        f"draws of their own: {told}. If {' and '.join(map(repr, images))} show the same scene, they no "
+        f"draws of their own: {pairs}. If {' and '.join(map(repr, images))} show the same scene, they no "
         f"longer "
         f"match: ops.over(({pair}), ops.{op}, …) draws once for all of them{before}"
     )

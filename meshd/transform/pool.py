@@ -230,9 +230,9 @@ class TransformPool:
             self._distrust(item.call.spec.job)
         item.record_spans(reply)
         record_reply_metrics(reply, in_advance=in_advance)
-        told = {*reply.rendered, *(failure.row for failure in reply.failures)}
-        self._slice_sizer.record_duration(item.call.spec.job, len(told), reply.seconds)
-        left = [work for work in item.rows if work.row not in told]
+        answered = {*reply.rendered, *(failure.row for failure in reply.failures)}
+        self._slice_sizer.record_duration(item.call.spec.job, len(answered), reply.seconds)
+        left = [work for work in item.rows if work.row not in answered]
         if len(left) == len(item.rows):
             left, reply = [], msgspec.structs.replace(reply, failures=_failures(item, "op", _SILENT))
         parts = [RaggedPart(reply.rendered, reply.ragged, fds[0])] if fds else []
@@ -278,7 +278,9 @@ class TransformPool:
     def on_worker_crash(self, item: RowSlice, row: int, seconds: float) -> None:
         """Handle the death of a process on a row of `item`, `seconds` after it began the slice.
 
-        The row is retried once, alone; the other rows are queued again as they were.
+        The row is retried once, alone; the other rows are queued again as they were. A block is not: its
+        bytes are mapped, and those that a disk cannot read end the process (SIGBUS). Its rows are then
+        rendered one by one, by reads that tell.
         """
         self._return_ticket(item, seconds)
         self._distrust(item.call.spec.job)
@@ -294,7 +296,9 @@ class TransformPool:
         suspects = [work for work in item.rows if work.row == row]
         if others:
             self._put(RowSlice(item.call, others), first=True)
-        if suspects:
+        if suspects and suspects[0].block is not None:
+            self._fail(RowSlice(item.call, suspects), "read", "the transform process died as it copied rows")
+        elif suspects:
             self._put(RowSlice(item.call, suspects, suspect=True), first=True)
         item.call.release_slice()
 
@@ -424,8 +428,7 @@ class WorkerClient:
         """Handle a reply; they arrive in order. A slice without one is returned when the connection ends."""
         if answer.cancelled() or answer.exception() is not None:
             return
-        item = self._sent.popleft()
-        self._since = _now()
+        item, self._since = self._sent.popleft(), _now()
         self._update_room()
         reply = answer.result()
         try:
@@ -435,9 +438,7 @@ class WorkerClient:
             self._pool.abandon_slice(item, error)
 
     def _update_room(self) -> None:
-        """Set whether the process gets another slice. No slice waits behind one expected to take long, nor
-        behind one in the background.
-        """
+        """Set whether the process gets another slice: none waits behind a long or a background one."""
         quick = all(
             (item.ticket is None or item.ticket.expected < QUICK_SLICE_SECONDS)
             and not item.call.spec.prefixes_only

@@ -178,5 +178,9 @@ def describe_op(found: OpDefinition) -> dict[str, Any]:
 
 
 def _argument(parameter: Parameter) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": parameter.name, "kind": parameter.kind, "required": parameter.required}
-    return told if parameter.required else told | {"default": parameter.default}
+    document: dict[str, Any] = {
+        "name": parameter.name,
+        "kind": parameter.kind,
+        "required": parameter.required,
+    }
+    return document if parameter.required else document | {"default": parameter.default}

@@ -1,8 +1,8 @@
-"""Blocks of rows whose fields are copied as arrays: no object, message or call a row.
+"""Blocks of rows whose fields are copied as arrays, without an object, message or call per row.
 
-Law: a block gives the bytes that rendering its rows one by one gives, or it fails as a whole and its rows are
-rendered one by one, which finds the row at fault. Only ops that draw nothing and treat each row alone are
-applied to a block (`COLUMN_OPS`).
+Law: a block gives the same bytes as rendering its rows one by one. Otherwise it fails as a whole; the caller
+then renders its rows one by one, which finds the row at fault. Only ops that draw nothing and treat each row
+independently are applied to a block (`COLUMN_OPS`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    RaggedField = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
+    """The length of each row's value, and the values of all rows, concatenated."""
+
     from meshd.transform.messages import FieldPlaces, RenderRequest, RowBlock
     from meshd.transform.op_chain import OpChain
 
@@ -33,9 +36,9 @@ FIRST_OP: Final = ("frombuffer", "1")
 COLUMN_OPS: Final = frozenset({("cast", "1"), ("one_hot", "1"), ("gather_columns", "1")})
 """Ops, with their versions, whose result for stacked rows is the stack of their results."""
 _MAPPED_FILES: Final = 1024
-_SPARSE: Final = 4  # fields in a span of more than so many times their bytes are copied one by one
-_FEW: Final = 16  # ragged values of a file that are copied one by one
-_LONG: Final = 4096  # bytes from which on a ragged value is copied by itself
+_SPARSE: Final = 4  # fields are copied one by one if their span has more than this many times their bytes
+_FEW: Final = 16  # up to so many ragged values of a file are copied one by one
+_LONG: Final = 4096  # so are ragged values from this many bytes on
 _RAGGED_BYTES: Final = 512 << 20
 _NO_DRAWS = KeyedRandom(0, 0, 0)
 
@@ -57,28 +60,29 @@ class BlockCopier:
         chains: tuple[OpChain, ...],
         frame_fd: int,
         pause: Callable[[], None],
-    ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
-        """Write the fields of the rows from `first` on into the frame; `pause` is called when all is read.
+    ) -> dict[int, RaggedField]:
+        """Write the block's rows into the frame; its first one is row `first` there. Calls `pause` once all
+        sources are read.
 
-        Returns for each field without a target, as ragged ones are, by its number, the bytes of each row, and
-        all of them. Raises SourceGoneError; SourceDamagedError, BadSampleError, or any error of an op, if a
-        row has to be looked at.
+        Returns, by number, the fields that have no target in the frame, such as ragged ones. Raises
+        SourceGoneError; and if some row is at fault SourceDamagedError, BadSampleError, or any error of an
+        op.
         """
         stored = [np.zeros((block.count, width), np.uint8) for width in block.widths]
         rows = np.frombuffer(block.rows, "<i4") if block.rows else np.arange(block.count, dtype=np.int32)
         paths = [request.paths[file] for file in block.files]
-        ragged: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = {}
+        ragged: dict[int, RaggedField] = {}
         for places in block.places:
-            run = _ByFile(rows, places)
+            run = _RowsByFile(rows, places)
             if places.lengths:
-                room = ragged[places.fields[0][0]] = run.lengths_of(block.count)
-                for path, some in run.files(paths):
-                    run.copy(self._file(path, run.last(some)), some, room)
-                run.verify_ragged(room[1])
+                field = ragged[places.fields[0][0]] = run.allocate_ragged(block.count)
+                for path, part in run.files(paths):
+                    run.copy_ragged(self._file(path, run.last_offset(part)), part, field[1])
+                run.verify_ragged(field[1])
             else:
-                for path, some in run.files(paths):
-                    data = self._file(path, run.last(some))
-                    _gather(data, run.rows[some], run.offsets[some], places.fields, block.widths, stored)
+                for path, part in run.files(paths):
+                    data = self._file(path, run.last_offset(part))
+                    _copy_fixed(data, run.rows[part], run.offsets[part], places.fields, block.widths, stored)
                 run.verify_fixed(stored[places.fields[0][0]])
         pause()
         made = {
@@ -88,18 +92,16 @@ class BlockCopier:
         }
         for number, values in made.items():
             target, row_bytes = request.targets[number], values.nbytes // max(1, block.count)
-            if target is None:  # of several frames
-                lengths = np.full(block.count, row_bytes, np.int64)
-                ragged[number] = lengths, np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-                continue
-            _write(frame_fd, np.ascontiguousarray(values), target[0] + first * row_bytes)
+            data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+            if target is None:  # the block's rows are in several frames
+                ragged[number] = np.full(block.count, row_bytes, np.int64), data
+            else:
+                _write_all(frame_fd, data.data, target[0] + first * row_bytes)
         return ragged
 
     def _file(self, path: str, last: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes of a file, mapped, up to the offset `last` at least if it has grown to that.
-
-        Raises SourceGoneError.
-        """
+        """Return the mapped bytes of a file. Maps it again if the mapping ends before the offset `last`,
+        since the file may have grown. Raises SourceGoneError."""
         found = self._mapped.get(path)
         if found is None or last >= found.size:
             if path.startswith(PROC_PREFIX):
@@ -111,7 +113,7 @@ class BlockCopier:
         return found
 
     def forget(self, path: str) -> None:
-        """Map a file again when it is read next: it may have grown."""
+        """Forget the mapping of a file, which may have grown: the next read maps it again."""
         self._mapped.pop(path, None)
 
     def close(self) -> None:
@@ -130,7 +132,7 @@ def _map(path: str) -> npt.NDArray[np.uint8]:
         raise SourceGoneError(f"cannot map {os.path.basename(path)}: {error}") from error
 
 
-def _gather(
+def _copy_fixed(
     data: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int32],
     offsets: npt.NDArray[np.int64],
@@ -138,6 +140,10 @@ def _gather(
     widths: tuple[int, ...],
     stored: list[npt.NDArray[np.uint8]],
 ) -> None:
+    """Copy fields of fixed width from one file. `fields`: (number, distance from the row's offset) of each.
+
+    Fields that lie close together are read as one record per row.
+    """
     low = min(delta for _, delta in fields)
     span = max(delta + widths[field] for field, delta in fields) - low
     if span > _SPARSE * sum(widths[field] for field, _ in fields):
@@ -152,12 +158,12 @@ def _gather(
         stored[field].view(f"V{width}")[rows, 0] = cell
 
 
-class _ByFile:
-    """The rows of a block and where some of their fields are, sorted by file."""
+class _RowsByFile:
+    """The rows of a block and where part of their fields are, sorted by file."""
 
     def __init__(self, rows: npt.NDArray[np.int32], places: FieldPlaces) -> None:
         files, offsets = (unpack_integers(each, rows.size) for each in (places.files, places.offsets))
-        order = np.argsort(files, kind="stable")  # of narrow integers a radix sort
+        order = np.argsort(files, kind="stable")  # a radix sort, for narrow integers
         self._files, self.rows, self.offsets = files[order], rows[order], offsets[order].astype(np.int64)
         self._sums = np.frombuffer(places.sums, "<i8")[order] if places.sums else None
         if places.lengths:
@@ -171,13 +177,13 @@ class _ByFile:
         for start, end in itertools.pairwise(cuts if self._files.size else []):
             yield paths[self._files[start]], slice(start, end)
 
-    def last(self, some: slice) -> int:
-        """Return the greatest offset in a file."""
-        return int(self.offsets[some].max())
+    def last_offset(self, part: slice) -> int:
+        """Return the greatest offset of the rows in one file, `part` of the arrays."""
+        return int(self.offsets[part].max())
 
-    def lengths_of(self, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Return the bytes of each of `count` rows, and room for all of them. Raises BadSampleError if they
-        are too many."""
+    def allocate_ragged(self, count: int) -> RaggedField:
+        """Return the field of `count` rows with its lengths set and its values not yet copied. Raises
+        BadSampleError if the values are too large."""
         lengths = np.zeros(count, np.int64)
         lengths[self.rows] = self._lengths
         total = int(lengths.sum())
@@ -187,49 +193,55 @@ class _ByFile:
         return lengths, np.empty(total, np.uint8)
 
     def verify_ragged(self, made: npt.NDArray[np.uint8]) -> None:
-        """Compare the copied values with the checksums that are known. Raises SourceDamagedError."""
+        """Compare the copied values with their checksums, where known. Raises SourceDamagedError."""
         if self._sums is not None:
             _verify(made, self._targets, self._targets + self._lengths, self._sums)
 
     def verify_fixed(self, stored: npt.NDArray[np.uint8]) -> None:
-        """Compare the rows of a field with the checksums that are known. Raises SourceDamagedError."""
+        """Compare the rows of a field with their checksums, where known. Raises SourceDamagedError."""
         if self._sums is not None:
             begins = self.rows.astype(np.int64) * stored.shape[1]
             _verify(stored.reshape(-1), begins, begins + stored.shape[1], self._sums)
 
-    def copy(
-        self,
-        data: npt.NDArray[np.uint8],
-        some: slice,
-        values: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]],
-    ) -> None:
-        """Copy the ragged values in one file to their places. Raises SourceGoneError for bytes outside it."""
-        offsets, lengths, targets = self.offsets[some], self._lengths[some], self._targets[some]
-        if int(offsets.min()) < 0 or int(self._ends[some].max()) > data.size:
+    def copy_ragged(self, data: npt.NDArray[np.uint8], part: slice, values: npt.NDArray[np.uint8]) -> None:
+        """Copy the ragged values in one file to their places in `values`. Raises SourceGoneError for bytes
+        outside the file."""
+        offsets, lengths, targets = self.offsets[part], self._lengths[part], self._targets[part]
+        if int(offsets.min()) < 0 or int(self._ends[part].max()) > data.size:
             raise SourceGoneError("the file is shorter than the rows in it")
-        made = values[1]
-        width = int(lengths[0])
-        if lengths.size > _FEW and 0 < width < _LONG and bool((lengths == width).all()):
-            np.ndarray((made.size - width + 1,), f"V{width}", made, 0, (1,))[targets] = _cells(
-                data, offsets, width
-            )
-            return
         single = np.ones(lengths.size, np.bool_)
         if lengths.size > _FEW:
+            width = int(lengths[0])
+            if 0 < width < _LONG and bool((lengths == width).all()):
+                _cells_of(values, width)[targets] = _cells(data, offsets, width)
+                return
             single = lengths >= _LONG
-            classes = np.frexp(lengths)[1]  # of lengths from 2 ** (n - 1) on, below 2 ** n
-            for number in np.unique(classes[~single & (lengths > 0)]).tolist():
-                rows, width = np.flatnonzero(classes == number), 1 << (number - 1)
-                begins, ends = offsets[rows], targets[rows]
-                rooms = np.ndarray((made.size - width + 1,), f"V{width}", made, 0, (1,))
-                rooms[ends] = _cells(data, begins, width)
-                rest = lengths[rows] - width  # the last `width` bytes overlap the first ones
-                if rest.any():
-                    rooms[ends + rest] = _cells(data, begins + rest, width)
-        source, room = data.data, made.data
+            _copy_by_size(data, values, offsets, lengths, targets, ~single & (lengths > 0))
+        source, target = data.data, values.data
         places = zip(*(each[single].tolist() for each in (targets, offsets, lengths)), strict=True)
         for at, begin, length in places:
-            room[at : at + length] = source[begin : begin + length]
+            target[at : at + length] = source[begin : begin + length]
+
+
+def _copy_by_size(
+    data: npt.NDArray[np.uint8],
+    values: npt.NDArray[np.uint8],
+    offsets: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    targets: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.bool_],
+) -> None:
+    """Copy the chosen values, those of similar size together. A value of 2**(n-1) to 2**n - 1 bytes is copied
+    as its first and its last 2**(n-1) bytes, which overlap."""
+    classes = np.frexp(lengths)[1]  # n for lengths from 2**(n-1) to 2**n - 1
+    for number in np.unique(classes[chosen]).tolist():
+        rows, width = np.flatnonzero(classes == number), 1 << (number - 1)
+        begins, ends = offsets[rows], targets[rows]
+        cells = _cells_of(values, width)
+        cells[ends] = _cells(data, begins, width)
+        rest = lengths[rows] - width
+        if rest.any():
+            cells[ends + rest] = _cells(data, begins + rest, width)
 
 
 def _verify(
@@ -246,16 +258,20 @@ def _verify(
 
 
 def _cells(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.void]:
-    """Return `width` bytes at each of the offsets. Raises SourceGoneError for one outside the file.
-
-    Void elements have no alignment, so numpy indexes the mapping itself; other types would copy all of it.
-    """
+    """Return `width` bytes at each of the offsets. Raises SourceGoneError for one outside the file."""
     if offsets.size and not 0 <= int(offsets.min()) <= int(offsets.max()) <= data.size - width:
         raise SourceGoneError("the file is shorter than the rows in it")
     if data.size < width:
         return np.zeros(0, f"V{width}")
-    cells: npt.NDArray[np.void] = np.ndarray((data.size - width + 1,), f"V{width}", data, 0, (1,))
-    return cells[offsets]
+    return _cells_of(data, width)[offsets]
+
+
+def _cells_of(data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.void]:
+    """Return a view of the `width` bytes that begin at each byte of `data`.
+
+    Void elements have no alignment, so numpy indexes the mapping itself; other types would copy all of it.
+    """
+    return np.ndarray((data.size - width + 1,), f"V{width}", data, 0, (1,))
 
 
 def _stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
@@ -275,11 +291,9 @@ def _stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     return made  # type: ignore[no-any-return]  # ops return arrays
 
 
-def write_frames(
-    block: RowBlock, fields: Mapping[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]], fd: int
-) -> tuple[int, ...]:
+def write_frames(block: RowBlock, fields: Mapping[int, RaggedField], fd: int) -> tuple[int, ...]:
     """Write the fields of a block, as `BlockCopier.copy` returns them, into its frames. Return the crc32c of
-    each tensor: frame by frame, fields in the order of their numbers."""
+    each tensor, frame by frame, in the order of the fields' numbers."""
     sums: list[int] = []
     ends = {number: np.cumsum(lengths) for number, (lengths, _) in fields.items()}
     begins = dict.fromkeys(fields, 0)
@@ -293,10 +307,6 @@ def write_frames(
             sums.append(crc32c(data))
             _write_all(fd, data, at)
     return tuple(sums)
-
-
-def _write(fd: int, values: npt.NDArray[Any], at: int) -> None:
-    _write_all(fd, values.reshape(-1).view(np.uint8).data, at)
 
 
 def _write_all(fd: int, data: memoryview, at: int) -> None:

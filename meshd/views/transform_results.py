@@ -247,10 +247,10 @@ class ViewResultHandlers:
         self._maker, self._mesh = maker, mesh
 
     @handler(MAKE_VIEW_RESULT)
-    async def make_view_result(self, asked: ViewResultRequest, context: CallContext) -> bytes:
-        if not self._mesh.is_reader(asked.bucket, asked.key):
+    async def make_view_result(self, request: ViewResultRequest, context: CallContext) -> bytes:
+        if not self._mesh.is_reader(request.bucket, request.key):
             raise NotHereError(f"{self._mesh.node_id} does not read this object")
         try:
-            return await self._maker.make_for_peer(asked)
+            return await self._maker.make_for_peer(request)
         except PlanError as error:
             raise malformed_message(error) from error

@@ -171,10 +171,10 @@ class CacheStore:
         head = self.cache.get(cache_bucket, key)
         if head is None:
             return None
-        told = head.tags
-        if _SIZE not in told:
+        tags = head.tags
+        if _SIZE not in tags:
             return _shown(head, bucket, head.size, head.extents)
-        size = int(told[_SIZE])
+        size = int(tags[_SIZE])
         count = -(-size // CHUNK_BYTES)
         if count > _COMPOSED:
             return None

@@ -22,6 +22,8 @@ from meshd.transform.registry import operation
 from meshwire.strict_json import PlanError, checked_text, shown_value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from meshwire.plan.keyed_random import KeyedRandom
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES = 16 << 20
 _STEP = re.compile(r"(?:\.|^)([^.\[\]]+)|\[(\d{1,9})\]")
 Step = str | int
+_SHOWN = 60
+_NAMES: Mapping[type, str] = {
+    **{type(None): "null", bool: "a boolean", int: "a number", float: "a number"},
+    **{str: "a text", list: "a list", dict: "an object"},
+}
+"""What JSON calls the values that Python's parser returns."""
 
 
 def text_of(value: bytes) -> str:
@@ -180,6 +188,5 @@ class Json:
         return np.array([self._number(item) for item in found], np.float64)
 
     def _wrong(self, found: Any, wanted: str) -> BadSampleError:
-        return BadSampleError(
-            f"{self._shown} is {type(found).__name__}, not {wanted}: {shown_value(str(found)[:80])}"
-        )
+        value = shown_value(found[:_SHOWN]) if isinstance(found, str) else json.dumps(found)[:_SHOWN]
+        return BadSampleError(f"{self._shown} is {_NAMES[type(found)]}, not {wanted}: {value}")

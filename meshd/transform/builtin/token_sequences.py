@@ -173,8 +173,8 @@ class Tokenize:
         number = tokenizer.token_to_id(self.end_of_text)
         if number is None:
             added = sorted(token.content for token in tokenizer.get_added_tokens_decoder().values())
-            told = f"; its special tokens are {', '.join(added[:8])}" if added else ""
-            raise BadAssetError("end_of_text", f"the tokenizer has no token {self.end_of_text!r}{told}")
+            hint = f"; its special tokens are {', '.join(added[:8])}" if added else ""
+            raise BadAssetError("end_of_text", f"the tokenizer has no token {self.end_of_text!r}{hint}")
         return (number,)
 
     def infer(self, field: FieldType) -> FieldType:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 from array import array
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,10 +83,11 @@ class TableConverter:
         """Select the columns to read and return the unsupported ones."""
         refused: dict[str, str] = {}
         whole = self._flat(schema.empty_table()).schema
-        if len(set(whole.names)) != len(whole.names) or not 1 <= len(whole.names) <= MAX_COLUMNS:
-            raise RowsError(
-                f"it has {len(whole.names)} columns, or two of one name; at most {MAX_COLUMNS} are supported"
-            )
+        if not 1 <= len(whole.names) <= MAX_COLUMNS:
+            raise RowsError(f"it has {len(whole.names)} columns; 1 to {MAX_COLUMNS} are supported")
+        twice = next((name for name, count in Counter(whole.names).items() if count > 1), None)
+        if twice is not None:
+            raise RowsError(f"it has two columns with the name {twice[:100]!r}: rename one")
         for found in whole:
             column = _column(found, within=bool(self._members))
             if column is None:

@@ -53,6 +53,7 @@ _ALWAYS = (
 )
 """Modules that are available in any case; numpy and the codecs load many of them only on first use."""
 _NOT_IMPORTED = ("meshd", "antigravity")
+_CAUSES = 4
 
 
 def preload(source: str, finder: WheelFinder | None = None) -> dict[str, str]:
@@ -344,12 +345,25 @@ class _SandboxedModule:
             text = "".join(traceback.format_list(mine) + traceback.format_exception_only(error))
             return text.strip()[-MAX_TEXT:]
         where = f" ({self._name}:{mine[-1].lineno})" if mine else ""
-        late = " (no files can be opened here: import it by its full name)" if self._is_late(error) else ""
-        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{late}{where}"
+        return f"{type(error).__name__}: {str(error)[: MAX_TEXT // 2]}{self._advice(error)}{where}"
 
-    def _is_late(self, error: BaseException) -> bool:
-        """Return whether a library tried to load a part of itself after files were sealed."""
-        return self._sealed and isinstance(error, ImportError | PermissionError)
+    def _advice(self, error: BaseException) -> str:
+        """Return what to do about an error that the confinement causes; "" for any other."""
+        if self._sealed and isinstance(error, ImportError | PermissionError):
+            return " (no files can be opened here: import it by its full name)"
+        if isinstance(error, ModuleNotFoundError):
+            return " (the node lacks it: push it along with --wheel, or install it beside meshd)"
+        return " (an op has no files, network, threads or programs)" if _is_confined(error) else ""
+
+
+def _is_confined(error: BaseException) -> bool:
+    """Return whether an error comes of a refused system call, perhaps of a library that translates it."""
+    found: BaseException | None = error
+    for _ in range(_CAUSES):
+        if isinstance(found, PermissionError) or str(found) == "can't start new thread":
+            return True
+        found = found and (found.__cause__ or found.__context__)
+    return False
 
 
 def _keys(made: Any) -> str:

@@ -55,8 +55,20 @@ class SandboxProcessPool:
                             f"it cannot be imported any more: {death.reason}"
                         ) from death
                     if not again:
-                        raise BadSampleError(f"{death.reason}, twice") from death
+                        advice = self._advice(death, module, declared)
+                        raise BadSampleError(f"{death.reason}, twice{advice}") from death
         raise AssertionError("unreachable")
+
+    def _advice(self, death: SandboxDiedError, module: UserModule, declared: OpDeclaration) -> str:
+        """Return how an op gets more of what it ran out of."""
+        granted = self._confinement
+        if death.kind == "time" and declared.seconds < granted.seconds:
+            return f": write @op(…, seconds=N), on this node at most {granted.seconds:g}"
+        if death.kind == "memory" and module.memory < granted.memory:
+            return f": write @op(…, memory=BYTES), on this node at most {granted.memory >> 20} MiB"
+        if death.kind == "time":
+            return ": the node grants no more (meshd serve --user-op-seconds)"
+        return ": the node grants no more (meshd serve --user-op-memory)" if death.kind == "memory" else ""
 
     def _process(self, module: UserModule) -> SandboxProcess:
         found = self._processes.get(module.version)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     Columns = dict[str, BytesColumn | LabelColumn]
 
 _EXAMPLES = 5
+_SYNONYMS = (("jpg", "jpeg", "jpe", "jfif"), ("tif", "tiff"), ("htm", "html"), ("yml", "yaml"))
+"""Extensions of one format: a folder that has files of both rarely has those of one to be left out."""
 __all__ = [
     "CONTENT_TYPE",
     "SAMPLES_PER_SHARD",
@@ -89,6 +91,14 @@ class _Tally:
         if len(self.examples) < _EXAMPLES:
             self.examples.append(f"{shown_value(name)} lacks {', '.join(lacking)}")
 
+    def add_synonym_examples(self, wanted: Iterable[str]) -> None:
+        """Add examples for files of a wanted format that have another extension, which no field has."""
+        for ext in synonyms(wanted):
+            if self.extensions[ext]:
+                files = "1 name" if self.extensions[ext] == 1 else f"{self.extensions[ext]} names"
+                self.examples.insert(0, f"{files} in .{ext}, which is the extension of no field")
+        del self.examples[_EXAMPLES:]
+
     def empty(self, source: Source, specs: Mapping[str, FieldSpec]) -> EmptySnapshotError:
         if not self.seen:
             return EmptySnapshotError("source", f"no sample in {source}: it is empty")
@@ -101,6 +111,12 @@ class _Tally:
         error = EmptySnapshotError("source", f"{message}{there or 'none with an extension'}{examples}")
         error.skipped, error.examples = self.skipped, tuple(self.examples)
         return error
+
+
+def synonyms(wanted: Iterable[str]) -> list[str]:
+    """Return further extensions of the formats that some extensions are of."""
+    given = set(wanted)
+    return [ext for group in _SYNONYMS if given & {*group} for ext in group if ext not in given]
 
 
 def wanted_part(spec: FieldSpec) -> str:
@@ -209,6 +225,7 @@ class _Grouping:
             which = renumbered[column]
             found[name] = BytesColumn(which.astype(np.int32), np.zeros_like(which), sizes[which])
         starts = np.append(np.arange(0, kept.size, SAMPLES_PER_SHARD), kept.size).astype(np.int64)
+        self.tally.add_synonym_examples(self.users)
         objects = ObjectTable(self.source.bucket, keys, etags, sizes)
         fields = _ordered(self.specs, found, self.labels, kept)
         snapshot = Snapshot.from_parts(str(self.source), "objects", objects, starts, fields, self.specs, None)

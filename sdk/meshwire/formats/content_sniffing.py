@@ -57,19 +57,35 @@ _BEGINNINGS: Final[Sequence[tuple[bytes, ContentHint]]] = (
             "kind='lines', kind='tfrecord'; volumes (.nii.gz) by ops.nifti({field!r})",
         ),
     ),
-    (b"BZh", ContentHint("compressed with bzip2", "store it uncompressed, or with zstd or gzip")),
-    (b"\xfd7zXZ\0", ContentHint("compressed with xz", "store it uncompressed, or with zstd or gzip")),
     (b"PK\x03\x04", ContentHint("a zip or .npz file", "use ops.npz({field!r}, NAME), or name it .zip")),
-    (
-        b"<html",
-        ContentHint("an HTML page", "fetch it again: a server's error page was probably stored instead"),
-    ),
-    (
-        b"<!DOCTYPE html",
-        ContentHint("an HTML page", "fetch it again: a server's error page was probably stored instead"),
-    ),
-    (b"version https://git-lfs", ContentHint("a Git LFS pointer", "store the file itself: git lfs pull")),
 )
+_PAGE: Final = "fetch it again: a server's error page was probably stored instead"
+_CONVERT: Final = "convert it to JPEG or PNG"
+_UTF_16: Final = ContentHint("text in UTF-16", "store it as UTF-8: iconv -f UTF-16 -t UTF-8")
+_FOREIGN: Final[Sequence[tuple[bytes, ContentHint]]] = (
+    (b"<html", ContentHint("an HTML page", _PAGE)),
+    (b"<!doctype html", ContentHint("an HTML page", _PAGE)),
+    (b"<error>", ContentHint("an XML error of a store", _PAGE)),
+    (b'<?xml version="1.0" encoding="utf-8"?>\n<error>', ContentHint("an XML error of a store", _PAGE)),
+    (b"<svg", ContentHint("an SVG drawing", _CONVERT)),
+    (b"version https://git-lfs", ContentHint("a Git LFS pointer", "store the file itself: git lfs pull")),
+    (b"%pdf-", ContentHint("a PDF file", "store its pages as images, or its text")),
+    (b"\0\0\0\x0cjxl ", ContentHint("a JPEG XL file", _CONVERT)),
+    (b"bzh", ContentHint("compressed with bzip2", "store it uncompressed, or with zstd or gzip")),
+    (b"\xfd7zxz\0", ContentHint("compressed with xz", "store it uncompressed, or with zstd or gzip")),
+    (
+        b"\xef\xbb\xbf",
+        ContentHint("text with a byte order mark", r"store it without: sed -i '1s/^\xEF\xBB\xBF//'"),
+    ),
+    (b"\xff\xfe", _UTF_16),
+    (b"\xfe\xff", _UTF_16),
+)
+"""In lower case."""
+_FOREIGN_BRANDS: Final = {
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"), "a HEIC image"),
+    **dict.fromkeys((b"avif", b"avis"), "an AVIF image"),
+}
+_LONGEST: Final = 64
 _TENSORS: Final = ContentHint(
     "a .safetensors file", "put ops.safetensors({field!r}, NAME) before any other op"
 )
@@ -100,10 +116,21 @@ def identify_numbers(kind: str, data: bytes) -> ContentHint | None:
     return _COLUMN if kind in ("parquet", "mds") and b"\0" in data else None
 
 
+def identify_foreign(data: bytes) -> ContentHint | None:
+    """Guess what the bytes are, of what no op reads; None for anything else. Its `fix` names no field."""
+    if data[4:8] == b"ftyp":
+        what = _FOREIGN_BRANDS.get(data[8:12])
+        return ContentHint(what, _CONVERT) if what else None
+    begins = data[:_LONGEST].lstrip(b" \t\r\n").lower()
+    return next((found for beginning, found in _FOREIGN if begins.startswith(beginning)), None)
+
+
 def identify_content(data: bytes) -> ContentHint | None:
     """Guess what the bytes are; None if no known format matches."""
     if not data:
         return ContentHint("empty", "remove such objects, or exclude them with ds.filter('{field}_size > 0')")
+    if (foreign := identify_foreign(data)) is not None:
+        return foreign
     for beginning, found in _BEGINNINGS:
         if data.startswith(beginning):
             return found

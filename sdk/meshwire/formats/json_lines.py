@@ -1,10 +1,11 @@
 """Line files such as JSONL: where each line is, and the snapshot of a folder of them, one sample per line.
 
-Law: a line ends at LF; a CR before it is not part of it; empty lines are not samples.
+Law: a line ends at LF, a byte; a CR before it is not part of it; empty lines are not samples.
 """
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ MAX_LINE_BYTES = 64 << 20
 MAX_LINES = 1 << 27
 """Maximum non-empty lines per file."""
 _NEWLINE, _RETURN = 0x0A, 0x0D
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _SLICE = 1 << 18  # bytes indexed at once: were each a line feed, they would use some forty times as many
 
 
@@ -124,6 +127,14 @@ def open_line_page(document: Buffer, *, checked: bool = False) -> Page:
 def is_lines(key: str, endings: Collection[str]) -> bool:
     """Whether an object's name has one of these extensions of line files, compressed or not."""
     return sample_key(key)[1] in endings or sample_key(uncompressed_name(key))[1] in endings
+
+
+def wide_encoding(beginning: bytes) -> str:
+    """Return the encoding of a text by its byte order mark if its line feeds are not single bytes, else "".
+    `beginning`: the first four bytes of the file, or all of a shorter one."""
+    if beginning in _WIDE_MARKS:
+        return "UTF-32"
+    return "UTF-16" if beginning.startswith(_UTF16_MARKS) else ""
 
 
 class LineError(ValueError):

@@ -83,7 +83,9 @@ class RowLengths:
         kinds = {name: self.columns.get(name, "") for name in wanted}
         told = {**self.columns, **{name: f"{kind}, not read" for name, kind in self.refused.items()}}
         if not all(kinds.values()):
-            return RecordIndex(np.zeros(0, np.int64), {}, kinds, self.rows, (), told, size)
+            lacking = next(name for name, kind in kinds.items() if not kind)
+            examples = (f"there is no column {shown_value(lacking)}",) if self.rows else ()
+            return RecordIndex(np.zeros(0, np.int64), {}, kinds, self.rows, examples, told, size)
         whole = np.ones(self.rows, np.bool_)
         total = np.zeros(self.rows, np.int64)
         for name, lengths in self.lengths.items():

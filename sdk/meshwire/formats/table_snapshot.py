@@ -108,6 +108,20 @@ def all_fields(index: TableIndex) -> dict[str, dict[str, str]]:
     return found
 
 
+def with_columns_left_out(built: SnapshotBuild, files: Sequence[TableFile]) -> SnapshotBuild:
+    """Return the snapshot of all columns of the first file, with those that only others have as examples of
+    what was left out."""
+    seen = {*files[0].index.columns, *files[0].index.refused}
+    found = []
+    for file in files[1:]:
+        more = [name for name in file.index.columns if name not in seen]
+        seen.update(more)
+        found += [
+            f"the column {shown_value(name)} of {file.key}, which {files[0].key} lacks" for name in more
+        ]
+    return replace(built, examples=(*found, *built.examples)[:_EXAMPLES]) if found else built
+
+
 def with_ids(fields: Mapping[str, FieldSpec], columns: Sequence[str]) -> dict[str, FieldSpec]:
     """Return the fields with ids for these columns. Raises PlanError for one that no field has."""
     for number, column in enumerate(columns):
@@ -261,6 +275,8 @@ class _Gathering:
         return LabelColumn(np.repeat(numbers, [rows.size for _, rows, _ in self.taken]), tuple(classes))
 
     def _empty(self, source: Source) -> EmptySnapshotError:
+        if not self.rows and not self.examples:
+            return EmptySnapshotError("source", f"the tables in {source} have no rows")
         why = "".join(f"; {example}" for example in self.examples[:_EXAMPLES])
         fails = "is a sample" if self.skipped or not self.rows else "matches the filter"
         return EmptySnapshotError("source", f"no row of the {self.rows} in {source} {fails}{why}")

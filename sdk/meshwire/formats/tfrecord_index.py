@@ -51,9 +51,9 @@ def head_size(head: bytes) -> int:
     """Return the message size of a record, given its head. Raises TfrecordError."""
     size: int = struct.unpack_from("<Q", head)[0]
     if masked_crc(crc32c(head[:8])) != head[8:HEAD_BYTES]:
-        told = "is compressed with gzip: give it a name that ends in .gz" if head.startswith(_GZIP) else ""
+        reason = "is compressed with gzip: give it a name that ends in .gz" if head.startswith(_GZIP) else ""
         raise TfrecordError(
-            told or "does not begin with a length and its crc32c: it is not a TFRecord, or is damaged"
+            reason or "does not begin with a length and its crc32c: it is not a TFRecord, or is damaged"
         )
     if size > MAX_RECORD_BYTES:
         raise TfrecordError(f"has {size} bytes; a record may have at most {MAX_RECORD_BYTES}")

@@ -1,9 +1,12 @@
-"""Index of a token file, in Megatron's format: `NAME.bin` has the tokens of all sequences, `NAME.idx` this.
+"""Index of a token file in Megatron's format: `NAME.bin` has the tokens of all sequences, `NAME.idx` the
+index.
 
-Law: nothing in an index is used before it is checked against its own size and that of the token file. Layout,
-little endian: magic, version (uint64), code of the dtype (uint8), sequences and document bounds (uint64);
-then the tokens of each sequence (int32), its first byte (int64), and the first sequence of each document and
-the end (int64). https://github.com/NVIDIA/Megatron-LM, megatron/core/datasets/readme.md
+Law: nothing in an index is used before it is checked against the sizes of the index and the token file.
+
+Layout, little endian: magic, version (uint64), code of the dtype (uint8), number of sequences and of document
+bounds (uint64 each); then for each sequence its length in tokens (int32), for each its first byte (int64),
+and the document bounds: the first sequence of each document, and the number of sequences (int64).
+https://github.com/NVIDIA/Megatron-LM, megatron/core/datasets/readme.md
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ HEADER_BYTES: Final = _HEADER.size
 _CODES: Final = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 _DTYPES: Final = {code: dtype for dtype, code in _CODES.items()}
 _MAX_LENGTH: Final = (1 << 31) - 1
-_ROW_BYTES: Final = 12
+_SEQUENCE_BYTES: Final = 12
 
 
 class TokenIndexError(ValueError):
@@ -53,22 +56,26 @@ def stored_dtype(dtype: str) -> str:
     """Return the dtype in which tokens of `dtype` are stored; Megatron has no uint32. Raises
     TokenIndexError."""
     found = "int32" if dtype == "uint32" else dtype
-    if found not in _CODES:
-        raise TokenIndexError(f"tokens of {dtype} cannot be stored; use one of {', '.join(_CODES)}")
+    _code_of(found)
     return found
 
 
-def encode_token_index(lengths: Integers, dtype: str) -> bytes:
-    """Encode the index of sequences that lie one after the other. `lengths`: int64[n], in tokens.
-
-    Raises TokenIndexError for another dtype, or more than 2³¹−1 tokens in a sequence.
-    """
+def _code_of(dtype: str) -> int:
     if dtype not in _CODES:
         raise TokenIndexError(f"tokens of {dtype} cannot be stored; use one of {', '.join(_CODES)}")
+    return _CODES[dtype]
+
+
+def encode_token_index(lengths: Integers, dtype: str) -> bytes:
+    """Encode the index of sequences that are stored one after the other. `lengths`: int64[n], in tokens.
+
+    Raises TokenIndexError for an unsupported dtype, or more than 2³¹−1 tokens in a sequence.
+    """
+    code = _code_of(dtype)
     if lengths.size and int(lengths.max()) > _MAX_LENGTH:
         raise TokenIndexError(f"a sequence has {int(lengths.max())} tokens; at most {_MAX_LENGTH} fit")
     offsets = (np.cumsum(lengths) - lengths) * np.dtype(dtype).itemsize
-    header = _HEADER.pack(_MAGIC, _VERSION, _CODES[dtype], lengths.size, lengths.size + 1)
+    header = _HEADER.pack(_MAGIC, _VERSION, code, lengths.size, lengths.size + 1)
     documents = np.arange(lengths.size + 1)
     return b"".join(
         [
@@ -100,8 +107,8 @@ def _parse_header(header: bytes) -> tuple[str, int, int]:
 def parse_token_index(document: bytes, token_bytes: int) -> TokenIndex:
     """Parse an index. `token_bytes`: size of its token file. Raises TokenIndexError."""
     dtype, sequences, documents = _parse_header(document)
-    needed = HEADER_BYTES + _ROW_BYTES * sequences + 8 * documents
-    # An index of several kinds of data ends with a byte for each sequence.
+    needed = HEADER_BYTES + _SEQUENCE_BYTES * sequences + 8 * documents
+    # A multimodal index ends with a byte for each sequence, its mode.
     if len(document) not in (needed, needed + sequences):
         raise TokenIndexError(f"it has {len(document)} bytes; {sequences} sequences take {needed}")
     lengths = np.frombuffer(document, "<i4", sequences, HEADER_BYTES).astype(np.int64)

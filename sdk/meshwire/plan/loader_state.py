@@ -7,7 +7,7 @@ batch and world size are not in it, since both may change on resume.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshwire.plan.rank_slices import step_count
@@ -38,7 +38,8 @@ class StateMismatchError(PlanError):
 @dataclass(frozen=True, slots=True)
 class LoaderState:
     """The position of a training job. `position`: the next epoch position to deliver, over all ranks;
-    `skips`: positions skipped so far on request (never delivered), which reports of samples seen subtract.
+    `skips`: the positions that were skipped on request and never delivered. Reports of samples seen subtract
+    them.
     """
 
     plan: str
@@ -50,15 +51,7 @@ class LoaderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, suitable for `torch.save` and `load_state_dict`."""
-        return {
-            "version": STATE_VERSION,
-            "plan": self.plan,
-            "snapshot": self.snapshot,
-            "seed": self.seed,
-            "epoch": self.epoch,
-            "position": self.position,
-            "skips": self.skips,
-        }
+        return {"version": STATE_VERSION, **asdict(self)}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), separators=(",", ":"))
@@ -73,9 +66,8 @@ class LoaderState:
         document = checked_object(value, "state", _FIELDS)
         version = checked_integer(document.get("version", 1), "state.version", 1, MAX_INTEGER)
         if version != STATE_VERSION:
-            raise PlanError(
-                "state.version", f"{version} is newer than this SDK supports (1); upgrade shardmesh"
-            )
+            newer = f"{version} is newer than this SDK supports ({STATE_VERSION}); upgrade shardmesh"
+            raise PlanError("state.version", newer)
         return cls(
             checked_hash(required_field(document, "plan", "state"), "state.plan"),
             checked_hash(required_field(document, "snapshot", "state"), "state.snapshot"),
@@ -88,24 +80,24 @@ class LoaderState:
     def check(self, *, plan: str, snapshot: str, seed: int, samples: int | None = None) -> None:
         """Raise StateMismatchError naming the field that differs, and what to do about it."""
         if self.snapshot != snapshot:
-            _differ(
-                "snapshot", self.snapshot, snapshot,
+            raise _mismatch(
+                "snapshot",
+                self.snapshot,
+                snapshot,
                 "the data changed, or this is another dataset; open it with snapshot=<the state's> to "
                 "continue with the old data, or start a new epoch without the state",
-            )  # fmt: skip
-        if self.seed != seed:
-            _differ(
-                "seed",
-                self.seed,
-                seed,
-                f"create the loader with seed={self.seed}, or start without the state",
             )
+        if self.seed != seed:
+            advice = f"create the loader with seed={self.seed}, or start without the state"
+            raise _mismatch("seed", self.seed, seed, advice)
         if self.plan != plan:
-            _differ(
-                "plan", self.plan, plan,
+            raise _mismatch(
+                "plan",
+                self.plan,
+                plan,
                 "ops, op versions, shuffle, mix, tail or on_bad differ; create the loader as in the job that "
                 "wrote the state (ops.pin(op, VERSION) keeps the version of an op), or start without it",
-            )  # fmt: skip
+            )
         if samples is not None and self.position > samples:
             raise StateMismatchError(
                 "state.position",
@@ -121,15 +113,13 @@ class LoaderState:
         return self.position // batch
 
     def after_batch(self, batch: int, samples: int, tail: Tail) -> LoaderState:
-        """Return the state after the next global batch of `batch` rows; after the last one, that is the
-        next epoch.
-        """
+        """Return the state after the next global batch of `batch` rows. After the last batch of an epoch, it
+        is the beginning of the next epoch."""
         done = self.step(batch) + 1
         if done >= step_count(samples, batch, self.origin(batch), tail):
             return replace(self, epoch=self.epoch + 1, position=0)
         return replace(self, position=self.position + batch)
 
 
-def _differ(field: str, saved: object, current: object, advice: str) -> None:
-    message = f"the state has {saved}, this loader {current}: {advice}"
-    raise StateMismatchError(f"state.{field}", message)
+def _mismatch(field: str, saved: object, current: object, advice: str) -> StateMismatchError:
+    return StateMismatchError(f"state.{field}", f"the state has {saved}, this loader {current}: {advice}")

@@ -109,6 +109,17 @@ def test_damaged_archives_are_marked_and_named(client: mesh.Client, bucket: str)
         mesh.open(f"s3://{bucket}/d", fields={"image": "jpg"}, client=client)
 
 
+def test_the_same_bytes_under_another_ending_are_another_archive(client: mesh.Client, bucket: str) -> None:
+    """What is known of an archive holds for its bytes, read as its name says."""
+    packed = archive_of("tgz", SHARDS[0])
+    for ending in ("tgz", "tar", "zip"):
+        client.put(bucket, f"{ending}/a.{ending}", packed)
+    assert len(mesh.open(f"s3://{bucket}/tgz", fields={"image": "jpg"}, client=client)) == 12
+    for ending in ("tar", "zip"):
+        with pytest.raises(BadSampleError, match=rf"a\.{ending} cannot be read as an archive"):
+            mesh.open(f"s3://{bucket}/{ending}", fields={"image": "jpg"}, client=client)
+
+
 def test_the_clients_own_reading(client: mesh.Client, bucket: str) -> None:
     client.put(bucket, "x.zip", archive_of("zip", SHARDS[0]))
     assert client.get(bucket, "x.zip", member="part/003.cls") == b"3"

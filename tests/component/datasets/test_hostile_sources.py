@@ -3,6 +3,7 @@ clients are served meanwhile. `pytest -s` prints what each costs."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 import zlib
@@ -164,8 +165,12 @@ def size_of(length: int) -> bytes:
     return size + masked_crc(crc32c(size))
 
 
+WIDE_TEXT = b"\xfe\xff" + "a\nb\n".encode("utf-16-be")
 FILES: dict[str, tuple[str, Callable[[], Files], str, int]] = {
     "blank-lines": ("lines", lambda: {"a.jsonl.gz": packed(16, b"\n")}, "no line of text", 60),
+    "utf-16": ("lines", lambda: {"a.jsonl": "a\nb\n".encode("utf-16")}, "mark says UTF-16", 60),
+    "utf-16-gz": ("lines", lambda: {"a.jsonl.gz": gzip.compress(WIDE_TEXT)}, "mark says UTF-16", 60),
+    "utf-32": ("lines", lambda: {"a.jsonl": "a\nb\n".encode("utf-32")}, "mark says UTF-32", 60),
     "line-without-end": ("lines", lambda: {"a.jsonl.gz": packed(80, b"a" * 64)}, "line 1 has more", 60),
     "record-of-2-to-63": ("tfrecord", lambda: {"a.tfrecord": size_of(1 << 63)}, "at most 134217728", 50),
     "record-cut": ("tfrecord", lambda: {"a.tfrecord": size_of(127 << 20) + b"x"}, "is truncated", 50),

@@ -3,6 +3,7 @@ bucket is seen by the next `open`."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -12,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import meshsdk as mesh
+from meshd.config import StoreSettings
+from meshd.core.document_store import DocumentStore
+from meshd.datasets.snapshot_build_cache import BuildResults
+from meshd.store.store import Store
 from meshwire.dataset.build_snapshot import build_from_objects
 from meshwire.dataset.fields import parse_fields
 from tests.support.daemons import Daemon
+from tests.support.manual_clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 OPEN = json.dumps({"source": "s3://many", "kind": "objects", "fields": {"text": {"ext": ["txt"]}}}).encode()
 KEYS = 12
@@ -178,3 +185,25 @@ def test_a_disk_that_fills_up_between_two_opens() -> None:
             assert answer.status == 200, answer.body
             assert json.loads(answer.body)["snapshot"] == snapshot_of(kept)
         client.close()
+
+
+def test_a_result_of_an_earlier_release_is_made_again_for_what_it_leaves_out(tmp_path: Path) -> None:
+    """Which told less of that; the snapshot stays the same."""
+    snapshot, told = "5" * 64, {"skipped": 0, "examples": []}
+
+    async def run() -> None:
+        store = Store.open(StoreSettings.at(tmp_path / "store"), writer="w0", clock=ManualClock())
+        catalog = DocumentStore(store)
+        results = BuildResults(catalog)
+        await catalog.write_document(f"snapshots/{snapshot}", b"document")
+        await results.add("request", "opened/name", {"snapshot": snapshot, **told})
+        assert results.find("opened/name") == {"snapshot": snapshot, **told}
+        await results.record_listing("request", 7, "opened/name")
+        assert results.find_unchanged("request", 7) is not None
+        earlier = json.dumps({"snapshot": snapshot, **told}).encode()
+        await catalog.write_document("opened/name", earlier)
+        assert results.find("opened/name") is None
+        assert results.find_unchanged("request", 7) is None
+        store.close()
+
+    asyncio.run(run())

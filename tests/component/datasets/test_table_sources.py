@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import random
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshsdk.client.s3_client import Client
+    from meshsdk.open_dataset import Kind
 
 pa = required_module("pyarrow")
 pq = required_module("pyarrow.parquet")
@@ -279,6 +281,38 @@ def test_errors_say_what_to_write(
 ) -> None:
     with pytest.raises(error, match=message.replace("[", r"\[")):
         mesh.open("s3://rows/v1", kind="table", client=client, **how)
+
+
+@pytest.mark.parametrize("kind", ["table", "parquet"])
+def test_columns_that_not_all_files_have(
+    client: Client, caplog: pytest.LogCaptureFixture, kind: Kind
+) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    few, more = pa.table({"x": [1, 2]}), pa.table({"x": [3], "text": ["a"]})
+    for folder, tables in (("more", (few, more)), ("less", (more, few))):
+        for number, some in enumerate(tables):
+            client.put("rows", f"{kind}/{folder}/{number}.parquet", as_parquet(some))
+    ds = mesh.open(f"s3://rows/{kind}/more", kind=kind, client=client)
+    assert (ds.fields, len(ds)) == (("x",), 3)
+    if kind == "table":
+        assert (
+            "left out the column 'text' of table/more/1.parquet, which table/more/0.parquet lacks"
+            in caplog.text
+        )
+        with pytest.raises(InvalidPlanError, match=r"no column 'text' in .*: name those that all files have"):
+            mesh.open(f"s3://rows/{kind}/less", kind=kind, client=client)
+        return
+    assert len(mesh.open(f"s3://rows/{kind}/less", kind=kind, client=client)) == 1
+    assert "left out 2 of 3: parquet/less/1.parquet: there is no column 'text'" in caplog.text
+
+
+def test_tables_without_rows_or_with_a_name_twice(client: Client) -> None:
+    client.put("rows", "rowless/0.parquet", as_parquet(pa.table({"x": pa.array([], pa.int32())})))
+    with pytest.raises(NotFoundError, match="the tables in s3://rows/rowless/ have no rows"):
+        mesh.open("s3://rows/rowless", kind="table", client=client)
+    client.put("rows", "twice/0.parquet", as_parquet(pa.table([[1], [2]], names=["x", "x"])))
+    with pytest.raises(BadSampleError, match="two columns with the name 'x': rename one"):
+        mesh.open("s3://rows/twice", kind="table", client=client)
 
 
 def test_copy_depends_on_the_rows_alone() -> None:

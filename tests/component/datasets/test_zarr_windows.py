@@ -107,6 +107,35 @@ def test_windows_are_xarrays_slices(client: Client, version: int) -> None:
     assert sorted(times) == sorted((time, row) for time in range(0, 25, 4) for row in (0, 3))
 
 
+def test_indexes_of_shards_are_read_once_and_again_if_their_copy_is_damaged(client: Client) -> None:
+    values = np.arange(40 * ROWS, dtype=np.float32).reshape(40, ROWS)
+    url, place = "s3://climate/shards.zarr", "shards.zarr.windows/shards-"
+
+    def write(first: float) -> None:
+        array = zarr.create_array(
+            MeshStore(url, client=client), shape=values.shape, chunks=(2, ROWS), shards=(4, ROWS),
+            dtype="f4", overwrite=True,
+        )  # fmt: skip
+        array[:] = values + first
+
+    def opened() -> mesh.Dataset:
+        return mesh.open_zarr(url, {"values": "/"}, window={"dim_0": 6}, client=client)
+
+    write(1)
+    found = opened()
+    (copy,) = [entry.key for entry in client.list("climate", place)]
+    good = client.get("climate", copy)
+    for damaged in (b"", good[:-1], good[:300] + bytes(len(good) - 300)):
+        client.put("climate", copy, damaged)
+        again = opened()
+        assert again.snapshot.hash == found.snapshot.hash
+        np.testing.assert_array_equal(again[5]["values"], values[30:36] + 1)
+        assert client.get("climate", copy) in (good, damaged)
+    write(2)  # other shards: another copy
+    np.testing.assert_array_equal(opened()[5]["values"], values[30:36] + 2)
+    assert len([*client.list("climate", place)]) == 2
+
+
 def test_windows_are_filtered_split_renamed_and_mixed_like_any_samples(client: Client) -> None:
     def between(first: int, end: int) -> Any:
         within = {"time": (first, end)}

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from meshd.transform.compiler import load_program
+from meshd.transform.messages import RowBlock
 from meshd.transform.op_types import BYTES
 from meshd.transform.pool import SLICE_ROWS
 from meshd.transform.registry import OPS, operation
 from meshd.transform.render_queue import RowSlice
 from meshd.transform.renderer import RowWork
+from meshd.transform.row_blocks import BlockCopier
 from tests.support.transform_processes import jpeg, running, text_of
 
 if TYPE_CHECKING:
@@ -91,6 +93,33 @@ def test_killed_processes_lose_no_row(tmp_path: Path) -> None:
                     if child.pid is not None and child.is_alive():
                         os.kill(child.pid, signal.SIGKILL)
                 np.testing.assert_array_equal(await asking, wanted)
+
+    asyncio.run(run())
+
+
+def test_rows_that_end_a_process_as_they_are_copied_are_not_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes are mapped, and those that a disk cannot read end the process: the rows are to be rendered
+    one by one, by reads that tell."""
+
+    def copy(*_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGBUS)
+
+    monkeypatch.setattr(BlockCopier, "copy", copy)
+    row = RowWork(0, 0, (), block=RowBlock(4, (1,), b"", (), ()))
+    text = text_of([{"op": "frombuffer", "field": "b", "args": {"dtype": "uint8", "shape": [1]}}], ["b"])
+
+    async def run() -> None:
+        async with running(tmp_path, 1) as (crew, pool):
+            fd = os.memfd_create("frame")
+            try:
+                got = await pool.render("job", text, 0, [row], frame_fd=fd, frame_bytes=4, targets=[(0, 4)])
+            finally:
+                os.close(fd)
+            assert [(failure.row, failure.kind) for failure in got.failures] == [(0, "read")]
+            await asyncio.sleep(0.1)
+            assert crew.deaths <= 1
 
     asyncio.run(run())
 

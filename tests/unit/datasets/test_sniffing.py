@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.formats.content_sniffing import identify_content, identify_numbers
+from meshwire.formats.content_sniffing import identify_content, identify_foreign, identify_numbers
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,14 @@ from meshwire.formats.content_sniffing import identify_content, identify_numbers
         (b'{"a": 1}\n{"b": 2}\n', "lines of JSON"),
         (b" -12\n", "a number as text"),
         (b"<!DOCTYPE html><html>", "an HTML page"),
+        (b"\n <!doctype HTML>", "an HTML page"),
+        (b'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>', "an XML error of a store"),
+        (b"BZh91AY", "compressed with bzip2"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1", "a HEIC image"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", "an AVIF image"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0isom", "an MP4 or QuickTime file"),
+        (b"\xef\xbb\xbf{}", "text with a byte order mark"),
+        ('{"a": 1}'.encode("utf-16"), "text in UTF-16"),
     ],
 )
 def test_what_is_recognised(data: bytes, what: str) -> None:
@@ -61,3 +69,5 @@ def test_other_values_are_no_numbers(kind: str, data: bytes) -> None:
 def test_any_bytes_have_a_look_or_none(data: bytes) -> None:
     found = identify_content(data)
     assert found is None or found.fix.format(field="x")
+    foreign = identify_foreign(data)
+    assert foreign is None or foreign.fix.format() == foreign.fix

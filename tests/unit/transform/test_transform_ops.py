@@ -230,6 +230,33 @@ def test_an_empty_file_is_said_to_be_empty(op: str) -> None:
     assert caught.value.op == op
 
 
+@pytest.mark.parametrize(
+    ("data", "op", "args", "words"),
+    [
+        (b"<html><h1>404</h1>", "decode", {}, "it is an HTML page: fetch it again"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "decode", {}, "git lfs pull"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "decode", {}, "it is a HEIC image: convert it"),
+        (
+            b'\xef\xbb\xbf{"n": 1}',
+            "json",
+            {"path": "n"},
+            "text with a byte order mark: store it without",
+        ),
+        ('{"n": 1}'.encode("utf-16"), "json", {"path": "n"}, "it is text in UTF-16: store it as UTF-8"),
+    ],
+)
+def test_what_no_op_reads_is_said_to_be_that(data: bytes, op: str, args: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadSampleError, match=words) as caught:
+        rendered(data, (op, args))
+    assert caught.value.op == op
+
+
+def test_a_damaged_image_is_not_called_foreign() -> None:
+    with pytest.raises(BadSampleError) as caught:
+        rendered(encoded("JPEG")[:300], ("decode", {}))
+    assert "it is" not in caught.value.reason
+
+
 def test_random_damage_never_breaks_an_op() -> None:
     rng = np.random.default_rng(3)
     compiled = chain(("decode", {}), ("resize", {"size": [8, 8]}))

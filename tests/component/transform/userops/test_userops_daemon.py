@@ -137,8 +137,8 @@ def test_views_run_it_too(daemon: Daemon, client: Client, pushed: op_catalog.Pus
     ("how", "reason"),
     [
         ("crash", r"its process ended \(SIGSEGV\) at mine.py, line \d+ in trap, twice"),
-        ("hang", "took longer than 2.5 s for one sample, twice"),
-        ("leak", "needed more than the 128 MiB of memory it has beyond its imports, twice"),
+        ("hang", r"took longer than 2.5 s for one sample, twice: write @op\(…, seconds=N\), .* at most 30"),
+        ("leak", r"more than the 128 MiB of memory .*, twice: write @op\(…, memory=BYTES\), .* 4096 MiB"),
         ("raise", r"RuntimeError: no good \(mine.py:\d+\)"),
         ("refuse", "not mine"),
     ],
@@ -158,6 +158,47 @@ def test_a_sample_it_fails_on_is_bad_named_and_stood_in_for(
     assert values[:5] + values[6:] == expected[:5] + expected[6:]
     assert values[5] in set(sizes()) - {bad}
     assert batch.status.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+
+
+LIMITED = """
+import socket, threading
+from meshsdk.userops import BYTES, op
+
+@op(input=BYTES, output=BYTES)
+def refused(data, *, how: str):
+    \"\"\"What an op may not do.\"\"\"
+    if how == "file":
+        open("/etc/passwd")
+    if how == "network":
+        try:
+            socket.create_connection(("127.0.0.1", 9))
+        except OSError as error:
+            raise ValueError("no answer") from error
+    if how == "thread":
+        threading.Thread(target=print).start()
+    if how == "module":
+        import nosuchmodule
+    raise RuntimeError("not refused")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("file", r"PermissionError: .*/etc/passwd' \((an op has no files|no files can be opened here)"),
+        ("network", r"ValueError: no answer \(an op has no files, network, threads or programs\)"),
+        ("thread", r"can't start new thread \(an op has no files, network, threads or programs\)"),
+        ("module", r"No module named 'nosuchmodule' \((the node lacks it: push it along|no files)"),
+        ("nothing", r"RuntimeError: not refused \(limited.py:\d+\)"),
+    ],
+)
+def test_what_an_op_may_not_do_is_told_as_such(
+    client: Client, pushed: op_catalog.Pushed, how: str, reason: str
+) -> None:
+    op_catalog.push_module(client.transport, "limited", LIMITED)
+    ds = meshsdk.open("s3://photos/train", fields={"image": "jpg"}, client=client)
+    with pytest.raises(BadSampleError, match=reason):
+        _ = ds.map(ops.user("limited/refused", "image", how=how))[0]
 
 
 def test_an_op_that_lies_is_the_ops_defect(client: Client, pushed: op_catalog.Pushed) -> None:
