@@ -144,8 +144,8 @@ def _line(entry: AuditEntry) -> bytes:
     try:
         return _encode(entry) + b"\n"
     except UnicodeEncodeError:
-        told = {name: _without_surrogates(getattr(entry, name)) for name in entry.__struct_fields__}
-        return _encode(AuditEntry(**told)) + b"\n"
+        fields = {name: _without_surrogates(getattr(entry, name)) for name in entry.__struct_fields__}
+        return _encode(AuditEntry(**fields)) + b"\n"
 
 
 def _without_surrogates(value: Any) -> Any:
@@ -194,16 +194,16 @@ class _File:
             return
         metrics.audit_dropped.inc(batch.count(b"\n", whole))
         if not self._failing:
-            told = {"path": self._path, "why": os.strerror(self._why)}
-            _log.error("cannot write to the audit log", extra=told)
+            fields = {"path": self._path, "why": os.strerror(self._why)}
+            _log.error("cannot write to the audit log", extra=fields)
         self._failing = True
         self.close()
 
     def _rotates(self) -> bool:
         """Rotate the file if it is full; return whether another file has its name now. A file that cannot be
         renamed grows further: its lines matter more than its limit."""
-        told = os.fstat(self._fd)
-        if not stat.S_ISREG(told.st_mode) or told.st_size < self._rotation.size:
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size < self._rotation.size:
             return False
         fcntl.flock(self._fd, fcntl.LOCK_EX)  # one process renames it
         try:

@@ -238,6 +238,13 @@ read_ahead_wait_seconds = counter(
 read_ahead_window_bytes = gauge(
     "meshd_read_ahead_window_bytes", "Page cache used by windows of upcoming batches."
 )
+cold_read_bytes = counter(
+    "meshd_cold_read_bytes_total", "Bytes that large responses have read from rotational disks."
+)
+cold_read_seeks = counter(
+    "meshd_cold_read_seeks_total",
+    "Turns of such responses at a disk that did not continue the one before: movements of the arm.",
+)
 decoded_cache_bytes = latest_gauge("meshd_decoded_cache_bytes", "Bytes of decoded samples.")
 decoded_cache_limit = latest_gauge(
     "meshd_decoded_cache_limit_bytes", "Present limit of the decoded cache in bytes."
@@ -350,6 +357,12 @@ store_unsynced_seconds = latest_gauge(
 )
 store_corrupt_reads = counter("meshd_store_corrupt_reads_total", "Reads of bytes that fail their checksum.")
 store_quarantined = latest_gauge("meshd_store_quarantined", "Versions whose bytes on this node are damaged.")
+store_damage = counter(
+    "meshd_store_damage_total", "Versions and parts found damaged on a disk, repaired or not.", "disk"
+)
+store_disk_silent = latest_gauge(
+    "meshd_store_disk_silent_seconds", "How long a disk has not answered; 0 while all do, within 15 s."
+)
 store_disks_lost = latest_gauge("meshd_store_disks_lost", "Disks that are out of service.")
 quarantined = counter("meshd_quarantined_total", "Versions and parts that were put in quarantine.")
 scrub_bytes = counter("meshd_scrub_bytes_total", "Bytes the scrub has compared with their checksums.")

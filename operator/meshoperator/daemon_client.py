@@ -167,9 +167,9 @@ class DaemonClient:
             if found is None and data.strip() not in (b"", b"null"):
                 raise DaemonError(status, "NotJson", f"{access.endpoint} does not answer as a daemon does")
             return found
-        told = found.get("error", {}) if isinstance(found, dict) else {}
-        message = f"{told.get('message', '')} {told.get('help') or ''}".strip()
-        raise DaemonError(status, told.get("code", str(status)), message)
+        details = found.get("error", {}) if isinstance(found, dict) else {}
+        message = f"{details.get('message', '')} {details.get('help') or ''}".strip()
+        raise DaemonError(status, details.get("code", str(status)), message)
 
     async def _exchange(
         self, access: MeshAccess, method: str, target: str, headers: dict[str, str], body: bytes

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.e2e import (
+    alert_scenes,
     client_scenes,
     control_plane_scenes,
     data_scenes,
@@ -96,6 +97,8 @@ def play_on_one_release(stage: Stage) -> None:
         if options.prometheus:
             monitoring_scenes.expect_alerts(stage, "ShardmeshControlStoreLost")
     if options.prometheus:
+        if options.on_node:
+            alert_scenes.sick_mesh(stage)
         monitoring_scenes.expect_alerts_at_once(stage)
     release_scenes.reinstall(stage)
     if options.prometheus:
@@ -113,6 +116,8 @@ def play_only(stage: Stage) -> None:
         ingress_scenes.through_ingress(stage, epoch)
     if "connections" in stage.options.only:
         network_scenes.connections(stage)
+    if "alerts" in stage.options.only:
+        alert_scenes.sick_mesh(stage)
 
 
 def tell_rights(stage: Stage) -> None:
@@ -155,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only",
         nargs="+",
-        choices=("connections", "ingress", "policies"),
+        choices=("alerts", "connections", "ingress", "policies"),
         help="these scenes only, after what they need",
     )
     made.add_argument("--host-path", default="/mnt/shardmesh", help="the disk of each node")
@@ -184,8 +189,11 @@ def main() -> int:
         sys.exit("no cluster: set KUBECONFIG or pass --kubeconfig")
     if options.only and "ingress" in options.only and not options.ingress_address:
         sys.exit("--only ingress needs --ingress-address")
-    if options.only and "connections" in options.only and not options.on_node:
-        sys.exit("--only connections needs --on-node")
+    for scene in {"alerts", "connections"} & set(options.only or ()):
+        if not options.on_node:
+            sys.exit(f"--only {scene} needs --on-node")
+    if "alerts" in (options.only or ()) and not options.prometheus:
+        sys.exit("--only alerts needs --prometheus")
     if bool(options.crash) != bool(options.restore):
         sys.exit("--crash and --restore come together")
     if bool(options.cut) != bool(options.mend):

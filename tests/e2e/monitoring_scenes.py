@@ -15,13 +15,16 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Event, Service
 from lightkube.types import PatchType
 
+from tests.e2e import alert_scenes
 from tests.e2e.cluster_client import EndToEndError
 from tests.e2e.control_plane_scenes import OPERATOR_PODS
+from tests.e2e.release_scenes import server_names
 from tests.e2e.stage import DAEMONS
 from tests.e2e.storage_scenes import second_namespace
 from tests.monitoring.node_work import work
 from tests.monitoring.scraping import Prometheus
 from tests.monitoring.shipped_files import ALERTS, ROOT, RULES, panel_expressions
+from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +45,18 @@ OF_A_FULL_DISK = {"ShardmeshDiskFull", "ShardmeshDiskFills", "ShardmeshErrors", 
 
 @contextmanager
 def watched(stage: Stage) -> Iterator[Prometheus]:
-    """Run a Prometheus on this machine, with the example's discovery and the chart's rules."""
+    """Run a Prometheus on this machine, with the example's discovery and the chart's rules.
+
+    On https it trusts the authority of the mesh of `alert_scenes`, which that scene makes anew.
+    """
     place = stage.place
+    ca = Authority(alert_scenes.place_of(stage) / "tls").cert
+    name, _ = server_names(alert_scenes.namespace_of(stage))
     config = yaml.safe_load((ROOT / "helm/examples/prometheus.yaml").read_text())
     for job in config["scrape_configs"]:
         for each in job["kubernetes_sd_configs"]:
             each["kubeconfig_file"] = str(Path(stage.options.kubeconfig).resolve())
+        job["tls_config"] = {"ca_file": str(ca), "server_name": name}
     at_once = place / "at-once.yaml"
     at_once.write_text(yaml.safe_dump(rules_at_once()))
     config |= {"global": {"scrape_interval": "5s", "evaluation_interval": "5s"}}
@@ -214,7 +223,7 @@ def expect_alerts_at_once(stage: Stage) -> None:
     if options.stop_api:
         expected |= {"ControlStoreLost"}
     if options.on_node:
-        expected |= {"WritesRefused", "DiskFull"}
+        expected |= {"WritesRefused", "DiskFull"} | alert_scenes.EXPECTED
     with stage.step("alerts that fired until now, if they had no `for:`") as told:
         fired = {name.removeprefix("Shardmesh") for name in fired_at_once(stage)}
         told["alerts"] = ", ".join(sorted(fired))

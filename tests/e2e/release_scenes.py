@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lightkube import ApiError
@@ -122,18 +120,23 @@ def mesh_of_values(stage: Stage) -> None:
     cluster.delete_namespace()
 
 
-def create_certificate(stage: Stage) -> None:
-    """Create the Secret `mesh-tls`, as cert-manager would: a certificate with its authority."""
-    namespace = stage.cluster.namespace
-    names = (f"mesh-s3.{namespace}.svc", f"*.mesh-nodes.{namespace}.svc")
-    with TemporaryDirectory() as place:
-        authority = Authority(Path(place))
-        pair = authority.issue(names=names)
-        files = {"tls.crt": pair.cert, "tls.key": pair.key, "ca.crt": authority.cert}
-        data = {name: b64encode(path.read_bytes()).decode() for name, path in files.items()}
-    metadata = {"name": "mesh-tls", "namespace": namespace}
+def create_certificate(stage: Stage, days: int = 30) -> None:
+    """Create the Secret `mesh-tls`, as cert-manager would: a certificate of `days`, with its authority.
+
+    That is `tls/ca.pem` in the stage's place.
+    """
+    authority = Authority(stage.place / "tls")
+    pair = authority.issue(names=server_names(stage.cluster.namespace), days=days)
+    files = {"tls.crt": pair.cert, "tls.key": pair.key, "ca.crt": authority.cert}
+    data = {name: b64encode(path.read_bytes()).decode() for name, path in files.items()}
+    metadata = {"name": "mesh-tls", "namespace": stage.cluster.namespace}
     secret = Secret.from_dict({"metadata": metadata, "type": "kubernetes.io/tls", "data": data})
     stage.cluster.kube.create(secret)
+
+
+def server_names(namespace: str) -> tuple[str, str]:
+    """Return the names of the mesh's daemons: the Service's, and each one's own."""
+    return f"mesh-s3.{namespace}.svc", f"*.mesh-nodes.{namespace}.svc"
 
 
 def names_of_all(stage: Stage) -> set[str]:

@@ -29,6 +29,7 @@ UNMAKE = f"umount -l {FOLDER}; rm -rf {FOLDER} {FOLDER}.img"
 FILL = f"head -c 1G /dev/zero > {FOLDER}/another-program; sync"  # ends when the file system is full
 ROOM = f"rm {FOLDER}/another-program"
 FULL = ("507", "InsufficientStorage")
+DISK_FULL = 'ALERTS{alertname="ShardmeshDiskFull", alertstate="firing", at_once="yes"}'
 
 
 def two_meshes(stage: Stage) -> None:
@@ -59,6 +60,8 @@ def two_meshes(stage: Stage) -> None:
         time.sleep(20)
         second.tell_load(told, allowed=FULL)
         first.until(lambda: told["refused"] or refuses(second, told), "a write is refused")
+        if stage.options.prometheus:
+            first.until(lambda: stage.prometheus.query(DISK_FULL), "an alert fires")
         stage.tell_load(told_first := dict[str, Any]())
         told |= {f"first mesh: {name}": value for name, value in told_first.items()}
     with stage.step("it has room again, until the second mesh is settled; clients for 10 s") as told:

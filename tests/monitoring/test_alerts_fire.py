@@ -7,16 +7,14 @@ import shutil
 import signal
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 from botocore.exceptions import ClientError
 
 import meshsdk as mesh
-from meshsdk import ops
-from meshsdk.admin import jobs
 from tests.monitoring.alert_watch import OF_THE_MACHINE, OF_TWO_POINTS, netloc, watched
+from tests.monitoring.client_failures import ClientFailures, crowd
 from tests.monitoring.node_work import work
 from tests.monitoring.shipped_files import ALERTS
 from tests.support.bounded_wait import await_true
@@ -96,18 +94,10 @@ def test_bad_samples_and_a_job_that_fails(watch: Watch, nodes: dict[str, Daemon]
     assert "JobsFail" not in watch.firing(netloc(plain))
     work(plain.endpoint, plain.access_key, plain.secret_key)
     with mesh.connect(plain.endpoint, access_key=plain.access_key, secret_key=plain.secret_key) as client:
-        document = jobs.shard_job("s3://photos/none/", "s3://photos/made/", count=10)
-        job = jobs.start_job(client.transport, document)
-        assert jobs.wait_for_job(client.transport, job.id).state == "failed"
+        failures = ClientFailures(client)
+        failures.fail_job()
         watch.expect("JobsFail", node=plain)
-        ds = mesh.open("s3://photos/train", fields={"image": "jpg"}, client=client)
-        ds, seeds = ds.map(ops.decode("image"), ops.random_crop("image", 16)), count()
-
-        def epoch() -> None:
-            with mesh.Loader(ds, 8, output="numpy", max_bad=1.0, seed=next(seeds)) as loader:
-                assert sum(batch.rows for batch in loader) == 24
-
-        watch.expect("BadSamples", node=plain, again=epoch)
+        watch.expect("BadSamples", node=plain, again=failures.read_bad_samples)
 
 
 def test_a_flipped_byte(watch: Watch, nodes: dict[str, Daemon]) -> None:
@@ -143,14 +133,7 @@ def test_more_clients_than_there_is_room_for(watch: Watch, nodes: dict[str, Daem
     crowded = nodes["crowded"]
     crowded.client().create_bucket(Bucket="crowd")
     with closing(Wire(crowded.endpoint, crowded.access_key, crowded.secret_key)) as wire:
-        for number in range(20):
-            headers = {"content-length": "10", "expect": "100-continue"}
-            sock = wire.connect()
-            try:
-                sock.sendall(wire.head("PUT", f"/crowd/{number}", headers=headers))
-                sock.recv(1024)
-            except OSError:
-                break
+        crowd(wire, "crowd")
     watch.expect("ClientsRefused", node=crowded)
 
 

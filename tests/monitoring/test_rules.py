@@ -293,11 +293,22 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f"meshd_store_disks_lost{{{AT}}}": "0x100 1x140"},
         {f"meshd_store_disks_lost{{{AT}}}": "0x240"},
     ),
+    "ShardmeshDiskHangs": (
+        {f"meshd_store_disk_silent_seconds{{{AT}}}": "0x100 20+30x139"},
+        {f"meshd_store_disk_silent_seconds{{{AT}}}": "0x240"},
+    ),
     "ShardmeshDamagedData": (
         {f"meshd_store_quarantined{{{AT}}}": "0x100 3x140"},
         {
             f"meshd_store_quarantined{{{AT}}}": "0x100 3x3 0x137",  # mended
             'meshd_store_quarantined{instance="n2:9000"}': "0x100 9000-100x85 500-10x50",  # a lost disk
+        },
+    ),
+    "ShardmeshDiskDecays": (
+        {f'meshd_store_damage_total{{disk="/a", {AT}}}': "0x30 1x60 2x60 3x90"},
+        {
+            f'meshd_store_damage_total{{disk="/a", {AT}}}': "0x70 500x170",  # a burst
+            f'meshd_store_damage_total{{disk="/b", {AT}}}': "0x70 1x80 2x90",
         },
     ),
     "ShardmeshSlowDisk": (
@@ -433,6 +444,14 @@ def promtool(*words: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_meshes_of_one_prometheus_are_kept_apart() -> None:
+    """What is summed is summed for a node or for a mesh; the operator's series are of one operator."""
+    for rule in (*RECORDINGS, *ALERTS):
+        for labels in re.findall(r"\bby \(([^)]*)\)", rule["expr"]):
+            apart = {"instance", "namespace"} & set(labels.split(", "))
+            assert apart or "mesh_operator_" in rule["expr"], rule
+
+
 @needs_promtool
 def test_the_rules_are_rules() -> None:
     promtool("check", "rules", RULES)
@@ -447,6 +466,28 @@ MORE: list[tuple[str, Series]] = [
             'mesh_operator_unserved_pods_total{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_leading{pod="o-2"}': "_x100 1x140",
+        },
+    ),
+    (  # a mesh beside one that is a hundred times as busy, in the same Prometheus
+        "ShardmeshSlowReads",
+        {
+            f'meshd_http_request_seconds_bucket{{operation="GetObject", le="{le}", namespace="{mesh}"}}': of
+            for mesh, le, of in (
+                ("slow", "2.5", grows(10)),
+                ("slow", "10.0", grows(100)),
+                ("slow", "+Inf", grows(100)),
+                ("busy", "2.5", grows(100_000)),
+                ("busy", "+Inf", grows(100_000)),
+            )
+        },
+    ),
+    (  # a job beside one of the same name on another mesh
+        "ShardmeshTrainingStarves",
+        {
+            'meshd_loader_waited_seconds_total{loader="resnet", namespace="slow"}': grows(9),
+            'meshd_loader_waited_seconds_total{loader="resnet", namespace="busy"}': grows(0),
+            'meshd_loader_seconds_total{loader="resnet", namespace="slow"}': grows(60),
+            'meshd_loader_seconds_total{loader="resnet", namespace="busy"}': grows(60),
         },
     ),
 ]

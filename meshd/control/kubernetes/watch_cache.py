@@ -52,7 +52,7 @@ class WatchCache:
         self._path = f"/api/v1/namespaces/{namespace}/{resource}"
         self._selector, self._one = f"{STORE}={store}", f"metadata.name={store}"
         self._closed = False
-        self._lost: type[KubernetesError] | None = None  # as which it was told
+        self._lost: type[KubernetesError] | None = None  # the error that was last reported
         self._moved = threading.Condition()
         self._copy = self._load(LocalCopy({}, {}, 0))
         self._thread = threading.Thread(target=self._follow, name=f"watch-{resource}", daemon=True)
@@ -118,8 +118,8 @@ class WatchCache:
                 self._watch()
                 self._lost = None
             except KubernetesError as error:
-                told = self._lost is type(error) or self._closed
-                level = logging.DEBUG if told else logging.WARNING
+                reported = self._lost is type(error) or self._closed
+                level = logging.DEBUG if reported else logging.WARNING
                 _log.log(level, "the control store is out of reach: %s; data is served all the same", error)
                 self._lost = type(error)
             except Exception:
@@ -144,8 +144,8 @@ class WatchCache:
                 "the API's store was emptied, or has another mesh's objects: nothing is read from it; put "
                 "this mesh's back from their backup"
             )
-        told = {"resource": str(self._resource), "revision": copy.revision, "before": before.revision}
-        _log.error("the API's store was put back from a backup: what was changed since is lost", extra=told)
+        fields = {"resource": str(self._resource), "revision": copy.revision, "before": before.revision}
+        _log.error("the API's store was put back from a backup: what was changed since is lost", extra=fields)
         with self._moved:
             self._copy = copy
             self._moved.notify_all()

@@ -25,6 +25,7 @@ FINALIZER: Final = f"{GROUP}/daemons"
 PATIENCE: Final = 600.0
 """Seconds for which a deletion waits for unreachable daemons, or for a spec that can be parsed."""
 SOON, LATER = 5.0, 60.0
+_MAX_MESSAGE: Final = 1024  # characters of a condition's message
 
 
 class EventWriter(Protocol):
@@ -75,6 +76,12 @@ class BaseController:
         """Clean up before the object is deleted. Raises DaemonError, UnreachableError, ResourceError,
         ApiError."""
 
+    async def record_new_error(self, document: Manifest, reason: str, message: str) -> None:
+        """Record an event, unless a condition of the object already has its message."""
+        before = (document.get("status") or {}).get("conditions") or ()
+        if not any(each.get("message") == message[:_MAX_MESSAGE] for each in before):
+            await self._recorder.record_event(document, reason, message)
+
     async def _end(self, document: Manifest, finalizers: list[str]) -> float | None:
         if FINALIZER not in finalizers:
             return None
@@ -118,7 +125,7 @@ class BaseController:
     ) -> list[dict[str, Any]]:
         """Return metav1 Conditions; reasons and messages from daemons are cut to what the API accepts."""
         fitted = [
-            (kind, whether, _condition_reason(reason), message[:1024])
+            (kind, whether, _condition_reason(reason), message[:_MAX_MESSAGE])
             for kind, whether, reason, message in found
         ]
         return conditions(document, fitted, format_time(self._now()))

@@ -188,16 +188,14 @@ class DatasetController(BaseController):
 
     async def sync(self, document: Manifest) -> _SyncResult:
         try:
-            return await self._pass(document)
+            return await self._run_pass(document)
         except UnreachableError as error:
             return self._failed(document, None, "NoMesh", str(error), "Pending"), SOON
         except (ResourceError, DaemonError) as error:
             if isinstance(error, DaemonError) and error.code == NO_KEYS:
                 return self._failed(document, None, error.code, _KEYS_ON_THEIR_WAY, "Pending"), SOON
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
-            before = (document.get("status") or {}).get("conditions") or ()
-            if not any(each.get("message") == str(error)[:1024] for each in before):
-                await self._recorder.record_event(document, "SourceRefused", str(error))
+            await self.record_new_error(document, "SourceRefused", str(error))
             return self._failed(document, False, reason, str(error), "Failed"), LATER
 
     async def finalize(self, document: Manifest) -> None:
@@ -223,7 +221,7 @@ class DatasetController(BaseController):
 
     # --- one pass -----------------------------------------------------------------------------------------
 
-    async def _pass(self, document: Manifest) -> _SyncResult:
+    async def _run_pass(self, document: Manifest) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshDatasetSpec, document["spec"])
         namespace, name = metadata["namespace"], metadata["name"]
         cluster, access = await self._daemons.locate_mesh(namespace, spec.cluster_ref)
@@ -428,12 +426,12 @@ class DatasetController(BaseController):
             ("Healthy", False, reason, message),
         ]
         before = (document.get("status") or {}).get("conditions") or ()
-        told = self.conditions(document, found)
+        current = self.conditions(document, found)
         kept = [each for each in before if each["type"] in ("Placed", "Warm")]
         return {
             "observedGeneration": document["metadata"].get("generation"),
             "phase": phase,
-            "conditions": [*told, *kept],
+            "conditions": [*current, *kept],
         }
 
 

@@ -42,20 +42,22 @@ class LoadController(BaseController):
     async def sync(self, document: Manifest) -> _SyncResult:
         before = parse_history(document.get("status") or {})
         try:
-            return await self._pass(document, before)
+            return await self._run_pass(document, before)
         except (ResourceError, DaemonError) as error:
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             if isinstance(error, DaemonError) and error.status in (429, 503):
-                return self._told(
+                return self._status_fields(
                     document, LoadStep("none", "Waiting", "Busy", str(error), before.next_run)
                 ), SOON
             if before.phase != "Failed":
                 await self._recorder.record_event(document, "LoadFailed", str(error))
             failed = LoadStep("none", "Failed", reason, str(error), before.next_run)
-            return self._told(document, failed) | {"finishedAt": format_time(self._now())}, LATER
+            return self._status_fields(document, failed) | {"finishedAt": format_time(self._now())}, LATER
         except UnreachableError as error:
             phase: Phase = "Running" if before.phase == "Running" else "Waiting"
-            return self._told(document, LoadStep("none", phase, "NoMesh", str(error), before.next_run)), SOON
+            return self._status_fields(
+                document, LoadStep("none", phase, "NoMesh", str(error), before.next_run)
+            ), SOON
 
     async def finalize(self, document: Manifest) -> None:
         """Cancel its jobs; cached data stays."""
@@ -69,7 +71,7 @@ class LoadController(BaseController):
 
     # --- one pass -----------------------------------------------------------------------------------------
 
-    async def _pass(self, document: Manifest, before: RunHistory) -> _SyncResult:
+    async def _run_pass(self, document: Manifest, before: RunHistory) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshLoadSpec, document["spec"])
         dataset = await self._dataset(document)
         waiting = await self._waiting(metadata["namespace"], spec, dataset)
@@ -81,14 +83,14 @@ class LoadController(BaseController):
             await self._kube.delete("MeshLoad", metadata["name"], metadata["namespace"])
             return None, SOON
         if step.action == "none" or dataset is None:
-            return self._told(document, step), self._rest(spec, before, step)
+            return self._status_fields(document, step), self._rest(spec, before, step)
         _, access = await self._daemons.locate_mesh(metadata["namespace"], dataset.spec.cluster_ref)
         if step.action == "cancel":
             await self._cancel(access, before)
             await self._recorder.record_event(
                 document, "Suspended", "its jobs were cancelled; loaded data is kept"
             )
-            return self._told(document, step), LATER
+            return self._status_fields(document, step), LATER
         if step.action == "follow":
             where = dataset_location(dataset.spec, spec.dataset_ref)
             return await self._follow(document, spec, where, access, before, step)
@@ -107,7 +109,7 @@ class LoadController(BaseController):
                 here = LoadStep(
                     "none", "Succeeded", "AlreadyHere", "the dataset is stored in the mesh", step.next_run
                 )
-                return self._told(document, here) | self._ended(), SOON
+                return self._status_fields(document, here) | self._ended(), SOON
             documents = [warm]
         jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
         await self._recorder.record_event(
@@ -201,7 +203,7 @@ class LoadController(BaseController):
         await self._recorder.record_event(document, "Evicted", message)
         done = LoadStep("none", "Succeeded", "Evicted", message, step.next_run)
         figures = {"objectsDone": objects, "objectsTotal": objects, "bytesDone": freed, "bytesTotal": freed}
-        return self._told(document, done) | figures | self._ended()
+        return self._status_fields(document, done) | figures | self._ended()
 
     # --- telling ------------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class LoadController(BaseController):
     def _progress(self, document: Manifest, jobs: list[dict[str, Any]], step: LoadStep) -> dict[str, Any]:
         total = sum_jobs(jobs)
         phase, reason, message = outcome(total)
-        status = self._told(document, LoadStep("none", phase, reason, message, step.next_run))
+        status = self._status_fields(document, LoadStep("none", phase, reason, message, step.next_run))
         status |= {
             "objectsDone": total.objects[0],
             "objectsTotal": total.objects[1] if total.listed else None,
@@ -233,7 +235,7 @@ class LoadController(BaseController):
         }
         return status
 
-    def _told(self, document: Manifest, step: LoadStep) -> dict[str, Any]:
+    def _status_fields(self, document: Manifest, step: LoadStep) -> dict[str, Any]:
         whether = True if step.phase == "Succeeded" else False if step.phase == "Failed" else None
         found = [("Complete", whether, step.reason, step.message or step.phase)]
         status = {

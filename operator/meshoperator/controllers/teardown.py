@@ -93,10 +93,10 @@ class Teardown:
 
     async def _tell(self, document: Manifest, message: str) -> None:
         found: list[tuple[str, bool | None, str, str]] = [("Progressing", True, "Deleting", message)]
-        told = {each["type"]: each for each in conditions(document, found, self._now())}
+        by_type = {each["type"]: each for each in conditions(document, found, self._now())}
         before = (document.get("status") or {}).get("conditions") or ()
-        kept = [each for each in before if each["type"] not in told]
-        status: dict[str, Any] = {"phase": "Deleting", "conditions": [*kept, *told.values()]}
+        kept = [each for each in before if each["type"] not in by_type]
+        status: dict[str, Any] = {"phase": "Deleting", "conditions": [*kept, *by_type.values()]}
         await self._kube.set_status(
             "MeshCluster", document["metadata"]["name"], document["metadata"]["namespace"], status
         )

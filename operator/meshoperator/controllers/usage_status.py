@@ -55,17 +55,17 @@ class UsageUpdater:
         metadata, spec = document["metadata"], parse(MeshClusterSpec, document["spec"])
         name, namespace = metadata["name"], metadata["namespace"]
         _, access = await self._daemons.locate_mesh(namespace, name)
-        told = await self._told(access)
+        usage = await self._read_usage(access)
         pools = {pool.name: pool for pool in spec.node_pools}
         changed, every = 0, list[dict[str, Any]]()
         for node in await self._kube.list_all("MeshNode", namespace):
-            said, pool = told.get(node["spec"]["nodeId"]), pools.get(node["spec"]["pool"])
+            found, pool = usage.get(node["spec"]["nodeId"]), pools.get(node["spec"]["pool"])
             if node["spec"]["clusterRef"] != name or pool is None:
                 continue
             before = node.get("status") or {}
-            status = before if said is None else node_usage(said, pool)
+            status = before if found is None else node_usage(found, pool)
             every += status.get("tiers") or ()
-            if said is not None and is_changed(before, status):
+            if found is not None and is_changed(before, status):
                 await self._kube.set_status("MeshNode", node["metadata"]["name"], namespace, status)
                 changed += 1
         whole = {"tiers": total_usage(every)}
@@ -74,26 +74,26 @@ class UsageUpdater:
             changed += 1
         return changed
 
-    async def _told(self, access: MeshAccess) -> dict[str, dict[str, Any]]:
+    async def _read_usage(self, access: MeshAccess) -> dict[str, dict[str, Any]]:
         found = {}
         for each in await self._daemons.access_daemons(access):
             try:
-                told = await self._daemons.request_json(each, "GET", "/-/residence/")
+                usage = await self._daemons.request_json(each, "GET", "/-/residence/")
             except (DaemonError, UnreachableError) as error:
                 _log.info("no usage of a daemon: %s", error)
                 continue
-            found[str(told["node"])] = told
+            found[str(usage["node"])] = usage
         return found
 
 
-def node_usage(told: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
+def node_usage(usage: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
     """Return the usage for a MeshNode status. A daemon lists its disks in the order of the pool's disk
     tiers."""
     tiers = [tier for tier in pool.tiers if tier.class_ != "mem"]
     return {
-        "objects": told["objects"],
-        "bytes": told["bytes"],
-        "cachedBytes": told["cached_bytes"],
+        "objects": usage["objects"],
+        "bytes": usage["bytes"],
+        "cachedBytes": usage["cached_bytes"],
         "tiers": [
             {
                 "name": tier.name,
@@ -101,7 +101,7 @@ def node_usage(told: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
                 "capacity": disk["total"],
                 "used": disk["total"] - disk["free"],
             }
-            for tier, disk in zip(tiers, told["disks"], strict=False)  # lengths differ during a rollout
+            for tier, disk in zip(tiers, usage["disks"], strict=False)  # lengths differ during a rollout
         ],
     }
 

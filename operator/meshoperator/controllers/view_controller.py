@@ -1,7 +1,7 @@
-"""Controller of MeshViews: pushes the module, creates the view, and removes both.
+"""Controller of MeshViews: pushes the module, and creates, replaces and removes the view.
 
 Law: a view of the same name that differs from the spec is replaced or removed only if the status records
-that it is this MeshView's.
+that this MeshView created it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _SyncResult = tuple[dict[str, Any] | None, float | None]
 
 
-def results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
+def view_results(metrics: str, view: str) -> Iterator[tuple[str, float]]:
     """Yield (result, count) for a view from a daemon's metrics."""
     for labels, value in _RESULTS.findall(metrics):
-        told = dict(_LABEL.findall(labels))
-        if told.get("view") == view:
-            yield told.get("result", ""), float(value)
+        named = dict(_LABEL.findall(labels))
+        if named.get("view") == view:
+            yield named.get("result", ""), float(value)
 
 
-def _request(spec: MeshViewSpec, default_name: str) -> dict[str, Any]:
+def _view_request(spec: MeshViewSpec, default_name: str) -> dict[str, Any]:
     """Return the body of `POST /-/views`."""
     return {"bucket": spec.bucket, "name": spec.name or default_name, "view": spec.document()}
 
@@ -45,16 +45,14 @@ class ViewController(BaseController):
 
     async def sync(self, document: Manifest) -> _SyncResult:
         try:
-            return await self._pass(document)
+            return await self._run_pass(document)
         except UnreachableError as error:
-            return self._told(document, None, "NoMesh", str(error)), SOON
+            return self._status_fields(document, None, "NoMesh", str(error)), SOON
         except (ResourceError, DaemonError) as error:
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
-            before = (document.get("status") or {}).get("conditions") or ()
-            if not any(each.get("message") == str(error)[:1024] for each in before):
-                await self._recorder.record_event(document, "ViewRefused", str(error))
+            await self.record_new_error(document, "ViewRefused", str(error))
             rest = SOON if reason == "NoSuchBucket" else LATER
-            return self._told(document, False, reason, str(error)), rest
+            return self._status_fields(document, False, reason, str(error)), rest
 
     async def finalize(self, document: Manifest) -> None:
         metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
@@ -64,17 +62,17 @@ class ViewController(BaseController):
         recorded = (document.get("status") or {}).get("address")
         if recorded:
             await self._remove(access, recorded)
-        wanted = _request(spec, metadata["name"])
+        wanted = _view_request(spec, metadata["name"])
         address = f"{wanted['bucket']}--{wanted['name']}"
-        # An operator that was killed after it created the view had not recorded its address.
-        if address != recorded and await self._is_as_wanted(access, address, wanted):
+        # An operator that was killed right after it created the view did not record the address.
+        if address != recorded and await self._exists_as(access, address, wanted):
             await self._remove(access, address)
 
-    async def _pass(self, document: Manifest) -> _SyncResult:
+    async def _run_pass(self, document: Manifest) -> _SyncResult:
         metadata, spec = document["metadata"], parse(MeshViewSpec, document["spec"])
         _, access = await self._daemons.locate_mesh(metadata["namespace"], spec.cluster_ref)
-        builds = await self._push(metadata["namespace"], spec, access)
-        wanted = _request(spec, metadata["name"])
+        builds = await self._push_module(metadata["namespace"], spec, access)
+        wanted = _view_request(spec, metadata["name"])
         address = (document.get("status") or {}).get("address")
         try:
             view = await self._daemons.request_json(access, "POST", "/-/views", wanted)
@@ -93,29 +91,29 @@ class ViewController(BaseController):
             renamed = f"its name changed; s3://{view['name']} replaces s3://{address}"
             await self._recorder.record_event(document, "ViewReplaced", renamed)
         ops = [each for each in view["view"].get("ops") or () if each.get("version")]
-        told = {each["op"]: each["version"] for each in ops} | builds
-        status = self._told(document, True, "Ready", f"s3://{view['name']} is readable")
+        builds = {each["op"]: each["version"] for each in ops} | builds
+        status = self._status_fields(document, True, "Ready", f"s3://{view['name']} is readable")
         status |= {
             "address": view["name"],
-            "hitPercent": await self._hits(access, view["name"]),
-            "opBuilds": [{"op": op[:1024], "build": str(build)} for op, build in sorted(told.items())][:64],
+            "hitPercent": await self._hit_percent(access, view["name"]),
+            "opBuilds": [{"op": op[:1024], "build": str(build)} for op, build in sorted(builds.items())][:64],
         }
         return status, LATER
 
-    async def _hits(self, access: MeshAccess, view: str) -> int | None:
-        """Return the percentage of results served from cache since the daemons started; None if nothing was
-        read or a daemon does not answer."""
-        hits = every = 0.0
+    async def _hit_percent(self, access: MeshAccess, view: str) -> int | None:
+        """Return the percentage of results that were served from cache since the daemons started; None if
+        nothing was read or a daemon does not answer."""
+        hits = total = 0.0
         try:
             for each in await self._daemons.access_daemons(access):
-                for result, count in results(await self._daemons.read_metrics(each), view):
-                    every += count
+                for result, count in view_results(await self._daemons.read_metrics(each), view):
+                    total += count
                     hits += count if result == "hit" else 0
         except (DaemonError, UnreachableError):
             return None
-        return int(100 * hits / every) if every else None
+        return int(100 * hits / total) if total else None
 
-    async def _push(self, namespace: str, spec: MeshViewSpec, access: MeshAccess) -> dict[str, str]:
+    async def _push_module(self, namespace: str, spec: MeshViewSpec, access: MeshAccess) -> dict[str, str]:
         """Push the view's module; return its build by name. Pushing the same module changes nothing."""
         if spec.module is None:
             return {}
@@ -129,8 +127,9 @@ class ViewController(BaseController):
         pushed = await self._daemons.request_json(access, "POST", target, source.encode())
         return {spec.module.name: pushed["version"]}
 
-    async def _is_as_wanted(self, access: MeshAccess, address: str, wanted: dict[str, Any]) -> bool:
-        """Return whether a view is there, and is the one that `wanted` creates. Creates none."""
+    async def _exists_as(self, access: MeshAccess, address: str, wanted: dict[str, Any]) -> bool:
+        """Return whether the view exists and is the one that `wanted` describes. The POST checks that: it
+        changes nothing if they are the same, and fails if they differ."""
         try:
             await self._daemons.request_json(access, "GET", f"/-/views/{quote(address, safe='')}")
             await self._daemons.request_json(access, "POST", "/-/views", wanted)
@@ -147,7 +146,9 @@ class ViewController(BaseController):
             if error.status != 404:
                 raise
 
-    def _told(self, document: Manifest, ready: bool | None, reason: str, message: str) -> dict[str, Any]:
+    def _status_fields(
+        self, document: Manifest, ready: bool | None, reason: str, message: str
+    ) -> dict[str, Any]:
         status: dict[str, Any] = {
             "observedGeneration": document["metadata"].get("generation"),
             "conditions": self.conditions(document, [("Ready", ready, reason, message)]),

@@ -1,4 +1,4 @@
-"""Event recorder: Kubernetes events about an object, with a one-word reason and a sentence.
+"""Event recorder: writes Kubernetes events about an object, each with a one-word reason and a sentence.
 
 Law: an event that cannot be written is dropped and delays nothing.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COMPONENT: Final = "shardmesh-operator"
-_LONGEST: Final = 230  # of the object's name, so that the event's name fits in 253 characters
+_MAX_NAME: Final = 230  # characters of the object's name in the event's name, which may have 253
 _WARNINGS: Final = frozenset(
     {
         *REASONS,
@@ -42,23 +42,25 @@ _WARNINGS: Final = frozenset(
 
 
 class EventRecorder:
-    """Writes events about objects."""
+    """Writes events. `now` returns the present time as Kubernetes writes it."""
 
     def __init__(self, kube: Kube, now: Callable[[], str]) -> None:
         self._kube, self._now = kube, now
 
     async def record_event(self, about: Manifest, reason: str, message: str, *, once: str = "") -> None:
-        """Write an event about an object. With `once`, a key of its content, nothing is written while an
-        event of the same object, reason and key exists, even one of an earlier operator."""
+        """Write an event about an object. With `once`, a key of the event's content, nothing is written while
+        an event with the same object, reason and key exists, even if an earlier operator wrote it."""
         metrics.actions.labels(reason).inc()
         metadata, now = about["metadata"], self._now()
         _log.info("%s %s: %s: %s", about["kind"], metadata["name"], reason, message)
-        token = _token(f"{metadata.get('uid')}/{reason}/{once}") if once else secrets.token_hex(8)
+        token = secrets.token_hex(8)
+        if once:
+            token = hashlib.sha256(f"{metadata.get('uid')}/{reason}/{once}".encode()).hexdigest()[:16]
         event = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{metadata['name'][:_LONGEST]}.{token}",
+                "name": f"{metadata['name'][:_MAX_NAME]}.{token}",
                 "namespace": metadata["namespace"],
             },
             "involvedObject": {
@@ -81,7 +83,3 @@ class EventRecorder:
             await self._kube.create(event)
         except (ApiError, httpx2.HTTPError) as error:
             _log.warning("an event could not be written and is dropped: %s", error)
-
-
-def _token(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

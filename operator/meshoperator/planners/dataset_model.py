@@ -236,12 +236,12 @@ def _placed(
 def _warm(spec: MeshDatasetSpec, figures: DatasetUsage, *, warm: bool) -> tuple[str, bool | None, str, str]:
     if figures.durable:
         return "Warm", True, "LivesHere", "it is stored in the mesh"
-    told = f"{figures.there} of {figures.source[1]} bytes" if figures.source else f"{figures.there} bytes"
+    progress = f"{figures.there} of {figures.source[1]} bytes" if figures.source else f"{figures.there} bytes"
     if warm:
-        return "Warm", True, "Cached", f"{told} cached"
+        return "Warm", True, "Cached", f"{progress} cached"
     if figures.loading:
-        return "Warm", False, "Loading", f"{told} cached"
+        return "Warm", False, "Loading", f"{progress} cached"
     if spec.placement.pin:
-        return "Warm", False, "Incomplete", f"{told} cached"
+        return "Warm", False, "Incomplete", f"{progress} cached"
     by = "reads, a MeshLoad or placement.pin load it"
-    return "Warm", None if figures.source is None else False, "NotLoaded", f"{told} cached; {by}"
+    return "Warm", None if figures.source is None else False, "NotLoaded", f"{progress} cached; {by}"

@@ -6,10 +6,8 @@ import asyncio
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -26,11 +24,13 @@ from meshoperator.controllers.observed_state import Observer
 from meshoperator.listen_socket import listen, usable_host
 from meshoperator.manager import Manager
 from meshoperator.settings import OperatorSettings, variables
+from tests.support.interpreters import launch_python, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from meshoperator.cluster_model import Cluster
+    from tests.support.fork_server import Process
 
 POOL = {"name": "s", "replicas": 1, "tiers": [{"name": "d", "class": "ssd", "hostPath": "/mnt/d"}]}
 
@@ -76,7 +76,7 @@ def test_it_ends_by_itself_whatever_the_api_server_does(
         try:
             assert _healthy(health) == {"leading": False}
             _until(lambda: len(accepted) > 7)  # a watch for each kind, and the Lease
-            operator.send_signal(signal.SIGTERM)
+            operator.terminate()
             assert operator.wait(30) == 0
         finally:
             operator.kill()
@@ -181,13 +181,11 @@ def _config(api: int) -> dict[str, Any]:
     }
 
 
-def _start(place: Path, api: int, health: int, **more: str) -> subprocess.Popen[bytes]:
+def _start(place: Path, api: int, health: int, **more: str) -> Process:
     (place / "kubeconfig").write_text(json.dumps(_config(api)))
     own = {"KUBECONFIG": str(place / "kubeconfig"), "MESH_OPERATOR_HEALTH": f"127.0.0.1:{health}"}
     with (place / "log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "meshoperator"], env=os.environ | own | more, stdout=log, stderr=log
-        )
+        return launch_python(["-m", "meshoperator"], os.environ | own | more, log, Path.cwd())
 
 
 def _free_port() -> int:
@@ -227,7 +225,7 @@ def _until(true: Callable[[], bool]) -> None:
 
 def _main(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "meshoperator", *arguments],
+        [python(), "-m", "meshoperator", *arguments],
         env={**os.environ, **env},
         capture_output=True,
         text=True,
