@@ -30,7 +30,7 @@ from meshsdk.datasets.fields import (
     select_fields,
     token_dtype,
 )
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import ConfigurationError, InvalidPlanError, NotFoundError
 from meshsdk.lazy_import import load_module
 from meshwire.dataset.column_filter import parse_filter
 from meshwire.plan.plan_spec import OpSpec
@@ -152,6 +152,11 @@ _KIND_WORDS = {
 def kind_hint(kind: object) -> str:
     """Return what to write instead of a kind that does not exist."""
     word = str(kind)
+    if word in ("csv", "tsv"):
+        return (
+            "; kind='lines' makes a sample of every line, and kind='table' of every row once the file is "
+            "written as Parquet: pandas.read_csv(…).to_parquet(…)"
+        )
     if word in _OPENERS:
         return f"; in Python: mesh.open_{word}(…)"
     return f"; did you mean {_KIND_WORDS[word]!r}?" if word in _KIND_WORDS else suggestion(word, KINDS)
@@ -233,10 +238,15 @@ def open(
     try:
         with _reporting(client, progress):
             pinned = _pinned(client, source, fields, kind, deadline, options)
+        _warn_of_left_out(pinned)
         return _typed(_as_arrays(Dataset(client, pinned), source))
+    except InvalidPlanError as error:
+        if kind in ("table", "parquet") and fields is None:
+            raise error.saying(_FIRST_FILE) from error
+        raise
     except NotFoundError as error:
-        if told := missing_field_hint(source, fields, kind, error.code):
-            raise error.saying(told) from error
+        if hint := missing_field_hint(source, fields, kind, error.code):
+            raise error.saying(hint) from error
         raise
 
 
@@ -261,6 +271,7 @@ def open_table_files(
         )
     with _reporting(client, progress):
         pinned = _pinned(client, check_source(url), fields, "table", deadline, {**options, "files": [*files]})
+    _warn_of_left_out(pinned)
     return _typed(Dataset(client, pinned))
 
 
@@ -335,6 +346,32 @@ def _pinned(
             "%s: each sample is a whole file; %s; pass kind='objects' to keep whole files", source, told
         )
     return pinned
+
+
+_SHOWN_EXAMPLES = 2
+_EXTENSIONS = '; a field may have several extensions, such as "jpg;jpeg"'
+_LEFT_OUT_ADVICE = {
+    "objects": _EXTENSIONS,
+    "tar": _EXTENSIONS,
+    "table": "; nulls='mask' keeps rows with nulls",
+}
+_FIRST_FILE = (
+    "Without columns=, a table has the columns of its first file: name those that all files have in one "
+    "type, or write the files again with the same columns."
+)
+
+
+def _warn_of_left_out(pinned: SnapshotInfo) -> None:
+    """Warn about what is under the source and in no sample."""
+    if not pinned.skipped and not pinned.examples:
+        return
+    first = ", ".join(pinned.examples[:_SHOWN_EXAMPLES])
+    advice = _LEFT_OUT_ADVICE.get(pinned.kind, "")
+    if pinned.kind == "table" and not pinned.skipped:  # columns were left out, not rows
+        advice = ""
+    count = f"{pinned.skipped} of {pinned.samples + pinned.skipped}" if pinned.skipped else ""
+    summary = ": ".join(filter(None, (count, first)))
+    _log.warning("%s: left out %s%s", pinned.source, summary, advice)
 
 
 _BINARY = frozenset(

@@ -345,36 +345,45 @@ def download(
         return _write_through(client, bucket, key, path, progress)
     name = os.fsdecode(os.fsencode(path.name)[:200])  # of 255 bytes that a name may have
     beside = path.with_name(f".{name}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with beside.open("x+b") as file:
+        try:
             if there is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(there.st_mode))
-            info, first = fetch_first(client.transport, bucket, key, file.fileno(), tuning.part, progress)
-            checksum = declared(info.headers, bucket, key)
-            if checksum is None and info.size > VERIFIED_BYTES:  # not declared beside ranges by other servers
-                checksum = fetch_checksum(client.transport, bucket, key, info.etag)
-
-            def fetch(start: int, length: int) -> tuple[str, int]:
-                def write(response: Response) -> str:
-                    hasher = checksum.hasher() if checksum else None
-                    write_body(response, file.fileno(), start, progress, hasher)
-                    return hasher.base64() if hasher else ""
-
-                return client.transport.call(
-                    get_request(bucket, key, start, length, info.etag), write
-                ), length
-
-            starts = range(tuning.part, info.size, tuning.part)
-            parts = _in_parallel(
-                tuning.parallel, fetch, ((start, min(tuning.part, info.size - start)) for start in starts)
-            )
-            if checksum is not None and info.size > VERIFIED_BYTES:
-                size = min(tuning.part, info.size)
-                found = checksum.of_file(file.fileno(), size) if first is None else first.base64()
-                checksum.compare_parts([(found, size), *parts])
+                os.fchmod(descriptor, stat.S_IMODE(there.st_mode))
+            info = _fetch_verified(client, bucket, key, descriptor, tuning, progress)
+        finally:
+            os.close(descriptor)
         beside.replace(path)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
+    return info
+
+
+def _fetch_verified(
+    client: Client, bucket: str, key: str, descriptor: int, tuning: Tuning, progress: Progress
+) -> ObjectInfo:
+    """Fetch an object into an empty file, and compare its bytes with the checksum of the object."""
+    part = tuning.part
+    info, checksum, first = fetch_first(client.transport, bucket, key, descriptor, part, progress)
+    if checksum is None and info.size > VERIFIED_BYTES:  # not declared beside ranges by other servers
+        checksum = fetch_checksum(client.transport, bucket, key, info.etag)
+
+    def fetch(start: int, length: int) -> tuple[str, int]:
+        def write(response: Response) -> str:
+            hasher = checksum.hasher() if checksum else None
+            write_body(response, descriptor, start, progress, hasher)
+            return hasher.base64() if hasher else ""
+
+        return client.transport.call(get_request(bucket, key, start, length, info.etag), write), length
+
+    starts = range(part, info.size, part)
+    ranges = ((start, min(part, info.size - start)) for start in starts)
+    parts = _in_parallel(tuning.parallel, fetch, ranges) if starts else []
+    if checksum is not None and info.size > VERIFIED_BYTES:
+        size = min(part, info.size)
+        found = checksum.of_file(descriptor, size) if first is None else first.base64()
+        checksum.compare_parts([(found, size), *parts])
     return info
 
 

@@ -1,8 +1,8 @@
 """A loader as a `tf.data.Dataset`.
 
-Law: the element spec comes from one batch, without moving the loader; the loader prefetches, so `prefetch`
-adds nothing. An iteration that is left before its end begins again with the next one: Keras takes a batch to
-build a model, and starts over.
+Law: the element spec is derived from one batch, without moving the loader. The loader prefetches, so
+`prefetch` adds nothing. If an iteration is abandoned before its end, the next one starts where it began:
+Keras takes a batch to build a model, and then starts over.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ if TYPE_CHECKING:
 
 
 class RepeatableEpochs:
-    """Each call yields (the rest of) an epoch of plain dictionaries, from where the last one began if that
-    was left before its end and nobody has moved the loader since."""
+    """Each call yields (the rest of) an epoch as plain dictionaries. If the previous call's iteration was
+    abandoned before its end, and the loader was not moved since, it starts where that one began."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._left: tuple[dict[str, Any], int, int] | None = None  # state, epoch and moves of an iteration
+        self._abandoned: tuple[dict[str, Any], int, int] | None = None  # state, epoch and moves
 
     def __call__(self) -> Iterator[dict[str, Any]]:
         loader = self._loader
-        if self._left is not None:
-            state, *place = self._left
+        if self._abandoned is not None:
+            state, *place = self._abandoned
             if place == [loader.epoch, loader._moves]:
                 loader.load_state_dict(state)
-        state, epoch, self._left = loader.state_dict(), loader.epoch, None
+        state, epoch, self._abandoned = loader.state_dict(), loader.epoch, None
         for batch in PlainLoader(loader):
-            self._left = state, epoch, loader._moves
+            self._abandoned = state, epoch, loader._moves
             yield batch
 
 
 def as_tf_dataset(loader: Loader) -> Any:
-    """Return a dataset in which each iteration is (the rest of) an epoch of plain dictionaries; one that was
-    left before its end begins again. The loader's output must be "numpy"."""
+    """Return a dataset whose iterations are each (the rest of) an epoch, as plain dictionaries. After an
+    iteration that was abandoned before its end, the next one starts where it began. The loader's output must
+    be "numpy".
+    """
     import tensorflow as tf
 
     signature = {

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshsdk.arrays.prepared_samples import PreparedSamples, keep, open_prepared
+from meshsdk.arrays.prepared_samples import PreparedSamples, index_folder, keep, open_prepared
 from meshsdk.arrays.stored_chunks import (
     INLINE,
     BucketStore,
@@ -85,7 +85,7 @@ def open_zarr(
 
     client = client or connect()
     chosen = dict(variables) if isinstance(variables, Mapping) else _by_name(variables)
-    source, store = _store(client, url)
+    source, store = _store(client, url, index)
     objects = Objects()
     with tempfile.TemporaryFile() as headers:
         known = {array: store.variable(array) for array in dict.fromkeys(chosen.values())}
@@ -122,12 +122,12 @@ def _by_name(variables: str | Sequence[str]) -> dict[str, str]:
     return {array.rpartition("/")[2]: array for array in variables}
 
 
-def _store(client: Client, url: str) -> tuple[Source, ArrayStore]:
+def _store(client: Client, url: str, index: str | None) -> tuple[Source, ArrayStore]:
     if url.endswith(".json"):
         bucket, _, key = url.removeprefix("s3://").partition("/")
         return Source(bucket, key), ReferenceStore(client, bucket, key)
     source = parse_source(check_source(url))
-    return source, BucketStore(client, source)
+    return source, BucketStore(client, source, index_folder(source, index))
 
 
 MAX_WINDOWS = 1 << 26

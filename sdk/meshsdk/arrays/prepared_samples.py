@@ -16,7 +16,7 @@ from meshsdk.client.native_api import pin_snapshot
 from meshsdk.datasets.dataset import Dataset
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
-from meshwire.dataset.fields import FieldSpec, parse_fields, parse_source
+from meshwire.dataset.fields import FieldSpec, Source, parse_fields, parse_source
 from meshwire.dataset.snapshot import PREPARED_NAME, BytesColumn, LabelColumn, ObjectTable, Snapshot
 from meshwire.frame.columns import StringColumn
 from meshwire.strict_json import PlanError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from meshsdk.arrays.stored_chunks import Objects
     from meshsdk.client.s3_client import Client
-    from meshwire.dataset.fields import Source
     from meshwire.frame.columns import Integers
 
 _HEADERS = "places"
@@ -66,6 +65,13 @@ def labels_by_folder(names: Sequence[str]) -> tuple[dict[str, LabelColumn], dict
     return {"label": LabelColumn(values, classes)}, {"label": FieldSpec("label", "label", label_of="prefix")}
 
 
+def index_folder(source: Source, index: str | None) -> Source:
+    """Return the folder for what is prepared of a source: `index`, or the one beside it. Raises
+    ConfigurationError."""
+    beside = f"s3://{source.bucket}/{source.prefix.rstrip('/')}.windows" if index is None else index
+    return parse_source(check_source(beside))
+
+
 def open_prepared(
     client: Client,
     index: str | None,
@@ -90,8 +96,8 @@ def open_prepared(
         named.update(block)
     draft = _snapshot(source, source, "", size, objects, samples)
     named.update(draft.hash.encode())
-    beside = f"s3://{source.bucket}/{source.prefix.rstrip('/')}.windows" if index is None else index
-    folder = parse_source(f"{check_source(beside)}{named.hexdigest()[:16]}")
+    beside = index_folder(source, index)
+    folder = Source(beside.bucket, f"{beside.prefix}{named.hexdigest()[:16]}/")
     try:
         client.head(folder.bucket, f"{folder.prefix}{PREPARED_NAME}")
     except NotFoundError:

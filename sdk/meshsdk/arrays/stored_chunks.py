@@ -7,6 +7,7 @@ window is read from the version that was listed.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from meshsdk.client.gather import Item
-from meshsdk.errors import ConfigurationError, NotFoundError
+from meshsdk.errors import AccessError, ConfigurationError, NotFoundError
 from meshwire.formats.zarr_layout import MISSING, key_numbers, read_shard_index
 from meshwire.formats.zarr_metadata import parse_variable
+from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter
 from meshwire.strict_json import PlanError, suggestion
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 INLINE: Final = 0
 """The object that has what is not in any stored object: headers, and chunks inside references."""
 _HEADS = 8
+_FEW_SHARDS = 8
+"""Shards whose indexes are not worth a stored copy. The index of each costs a seek of a rotational disk."""
+_KIND, _VERSION = "shardmesh.shard-indexes", 1
 _ROOT = "/"  # the name of an array that is the store itself
 
 
@@ -90,11 +95,27 @@ def _parsed(document: bytes | str, attributes: bytes | str | None, name: str) ->
         raise ConfigurationError(str(error)) from error
 
 
-class BucketStore:
-    """A folder of Zarr arrays, or of one alone, whose name is `/`."""
+_ShardIndex = tuple["Integers", "Integers"]
+"""The offsets of the chunks in a shard, MISSING for those that are not stored, and their lengths."""
 
-    def __init__(self, client: Client, source: Source) -> None:
-        self._client, self._source = client, source
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """A shard: its place in the grid of shards, its number among the objects, and what it is."""
+
+    place: tuple[int, ...]
+    number: int
+    key: str
+    etag: str
+    size: int
+
+
+class BucketStore:
+    """A folder of Zarr arrays, or of one alone, whose name is `/`. `kept`: the folder in which the indexes of
+    its shards are stored, so that they are read once."""
+
+    def __init__(self, client: Client, source: Source, kept: Source) -> None:
+        self._client, self._source, self._kept = client, source, kept
 
     def __repr__(self) -> str:
         return f"<BucketStore of {self._source}>"
@@ -133,14 +154,14 @@ class BucketStore:
         grid, folder = chunk_grid(found), self._folder(name)
         table = ChunkTable.empty(grid)
         stored = tuple(-(-extent // shard) for extent, shard in zip(found.shape, found.shard, strict=True))
-        shards: list[tuple[tuple[int, ...], int, str, int]] = []
+        shards: list[_Shard] = []
         for entry in self._client.list(self._source.bucket, folder):
             place = key_numbers(entry.key[len(folder) :], found.lead, found.separator, len(grid))
             if place is None or any(at >= count for at, count in zip(place, stored, strict=True)):
                 continue
             number = objects.add(self._source.bucket, entry.key, entry.etag, entry.size)
             if found.shard != found.chunk:
-                shards.append((place, number, entry.key, entry.size))
+                shards.append(_Shard(place, number, entry.key, entry.etag, entry.size))
                 continue
             at = int(np.ravel_multi_index(place, grid))
             table.objects[at], table.lengths[at] = number, entry.size
@@ -152,36 +173,79 @@ class BucketStore:
         self,
         found: ZarrVariable,
         grid: tuple[int, ...],
-        shards: Sequence[tuple[tuple[int, ...], int, str, int]],
+        shards: Sequence[_Shard],
         table: ChunkTable,
     ) -> None:
         """Fill in the chunks inside shards, from the indexes of these."""
         each = tuple(outer // inner for outer, inner in zip(found.shard, found.chunk, strict=True))
-        pieces = math.prod(each)
+        inside = np.array(np.unravel_index(np.arange(math.prod(each)), each), np.int64)
+        for shard, (offsets, lengths) in zip(shards, self._indexes(found, shards), strict=True):
+            coordinates = inside + (np.array(shard.place, np.int64) * each)[:, None]
+            there = (offsets >= 0) & (coordinates < np.array(grid)[:, None]).all(axis=0)
+            at = np.ravel_multi_index(tuple(coordinates[:, there]), grid)
+            table.objects[at] = shard.number
+            table.offsets[at], table.lengths[at] = offsets[there], lengths[there]
+
+    def _indexes(self, found: ZarrVariable, shards: Sequence[_Shard]) -> Sequence[_ShardIndex]:
+        """Return the index of each shard: the stored ones, or those of the shards, which are then stored."""
+        pieces = math.prod(found.shard) // math.prod(found.chunk)
+        if len(shards) < _FEW_SHARDS:
+            return self._read_indexes(found, shards, pieces)
+        described = (found.shard, found.chunk, found.index_crc, found.index_end)
+        named = [described, *((shard.key, shard.etag, shard.size) for shard in shards)]
+        digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]
+        bucket, key = self._kept.bucket, f"{self._kept.prefix}shards-{digest}"
+        with suppress(NotFoundError, ColumnError):
+            return _parse_indexes(self._client.get(bucket, key), [shard.size for shard in shards], pieces)
+        indexes = self._read_indexes(found, shards, pieces)
+        with suppress(AccessError):  # the windows may be there already
+            self._client.put(bucket, key, _encode_indexes(indexes))
+        return indexes
+
+    def _read_indexes(
+        self, found: ZarrVariable, shards: Sequence[_Shard], pieces: int
+    ) -> Sequence[_ShardIndex]:
+        """Return the indexes that are in the shards. Raises ConfigurationError."""
         size = 16 * pieces + 4 * found.index_crc
         items = [
             Item(
                 self._source.bucket,
-                key,
+                shard.key,
                 None,
-                max(0, total - size) if found.index_end else 0,
-                min(size, total),
+                max(0, shard.size - size) if found.index_end else 0,
+                min(size, shard.size),
             )
-            for _, _, key, total in shards
+            for shard in shards
         ]
-        inside = np.array(np.unravel_index(np.arange(pieces), each), np.int64)
-        for (place, number, key, total), got in zip(shards, self._client.gather(items), strict=True):
+        indexes = []
+        for shard, got in zip(shards, self._client.gather(items), strict=True):
             if got.error is not None:
                 raise got.error
             try:
-                offsets, lengths = read_shard_index(total, got.data, pieces, checked=found.index_crc)
+                indexes.append(read_shard_index(shard.size, got.data, pieces, checked=found.index_crc))
             except ValueError as error:
-                url = f"s3://{self._source.bucket}/{key}"
+                url = f"s3://{self._source.bucket}/{shard.key}"
                 raise ConfigurationError(f"{url} is not a shard of its array: {error}") from error
-            coordinates = inside + (np.array(place, np.int64) * each)[:, None]
-            there = (offsets >= 0) & (coordinates < np.array(grid)[:, None]).all(axis=0)
-            at = np.ravel_multi_index(tuple(coordinates[:, there]), grid)
-            table.objects[at], table.offsets[at], table.lengths[at] = number, offsets[there], lengths[there]
+        return indexes
+
+
+def _encode_indexes(indexes: Sequence[_ShardIndex]) -> bytes:
+    writer = ColumnWriter(_KIND, _VERSION, {})
+    writer.add_integers("offsets", np.concatenate([offsets for offsets, _ in indexes]) - MISSING)
+    writer.add_integers("lengths", np.concatenate([lengths for _, lengths in indexes]))
+    return writer.to_bytes()
+
+
+def _parse_indexes(document: bytes, sizes: Sequence[int], pieces: int) -> Sequence[_ShardIndex]:
+    """Return the index of each shard, of these sizes and of `pieces` chunks. Raises ColumnError."""
+    reader, count = ColumnReader(document, _KIND, _VERSION), len(sizes) * pieces
+    most = max(sizes)
+    offsets = reader.read_integers("offsets", low=0, high=most - MISSING, count=count) + MISSING
+    lengths = reader.read_integers("lengths", low=0, high=most, count=count)
+    if (offsets + lengths > np.repeat(np.array(sizes, np.int64), pieces)).any():
+        raise ColumnError("a chunk lies beyond the end of its shard")
+    shape = len(sizes), pieces
+    return list(zip(offsets.reshape(shape), lengths.reshape(shape), strict=True))
 
 
 class ReferenceStore:

@@ -66,20 +66,20 @@ def run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        if open_files_message(error) is None:
-            if isinstance(error, click.ClickException):
-                (_with_commands(error) if isinstance(error, click.NoSuchCommand) else error).show()
-                return EXIT_USAGE
-            if not isinstance(error, MeshError | OSError):
-                raise
+        out_of_descriptors = open_files_message(error) is not None
+        if isinstance(error, click.ClickException) and not out_of_descriptors:
+            (_with_commands(error) if isinstance(error, click.NoSuchCommand) else error).show()
+            return EXIT_USAGE
+        if not isinstance(error, MeshError | OSError) and not out_of_descriptors:
+            raise
         report_error(error, as_json="--json" in arguments)
         return exit_code(error)
     return result if isinstance(result, int) else 0
 
 
 def _with_commands(error: click.NoSuchCommand) -> click.NoSuchCommand:
-    """Return the error with the commands of the group, if a name was given in the place of one, as in
-    `mesh plans 4f1c09e2`."""
+    """Add the commands of the group to the error, if something that is no command stands in the place of one,
+    as in `mesh plans 4f1c09e2`."""
     context, name = error.ctx, error.command_name
     group = None if context is None else context.command
     if error.possibilities or context is None or not isinstance(group, click.Group) or group is mesh:
@@ -87,5 +87,5 @@ def _with_commands(error: click.NoSuchCommand) -> click.NoSuchCommand:
     names = group.list_commands(context)
     example = next((each for each in ("show", "ls") if each in names), None)
     hint = "" if example is None else f", such as `{context.command_path} {example} {name}`"
-    told = f"{error.message} Write one of {', '.join(names)}{hint}"
-    return click.NoSuchCommand(name, told, ctx=context)
+    message = f"{error.message} Write one of {', '.join(names)}{hint}"
+    return click.NoSuchCommand(name, message, ctx=context)

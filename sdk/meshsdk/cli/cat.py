@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,14 +12,14 @@ import numpy as np
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
-from meshsdk.cli.path_arguments import RemoteType
+from meshsdk.cli.path_arguments import Remote, RemoteType
 from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
+from meshwire.dataset.archive_keys import archive_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshsdk.cli.command_base import Session, Steps
-    from meshsdk.cli.path_arguments import Remote
     from meshsdk.client.native_api import FieldSchema
     from meshsdk.client.s3_client import Client
     from meshsdk.datasets.dataset import Dataset
@@ -99,7 +101,8 @@ def head(
     condition: str | None,
 ) -> None:
     """Write the first bytes of an object; for a folder, or with --field, the fields and first samples of
-    the dataset it forms.
+    the dataset it forms. A terminal gets the first files of an archive, and is told what other objects are
+    whose bytes are no text.
 
     \b
     mesh head -c 100 s3://logs/today.txt
@@ -113,7 +116,10 @@ def head(
         if not url.is_folder and not fields and condition is None:
             data = _beginning(client, url, count)
             if data is not None:
-                sys.stdout.buffer.write(data)
+                if sys.stdout.isatty() and _is_binary(data):
+                    _describe_object(session, client, url)
+                else:
+                    sys.stdout.buffer.write(data)
                 return
         from meshsdk.open_dataset import open as open_dataset
 
@@ -144,6 +150,34 @@ def _beginning(client: Client, url: Remote, count: int) -> bytes | None:
     return None
 
 
+def _is_binary(data: bytes) -> bool:
+    """Return whether the first bytes of an object are no text for a terminal."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return True
+    return any(character < " " and character not in "\t\n\r\f" for character in text)
+
+
+def _describe_object(session: Session, client: Client, url: Remote) -> None:
+    """Show what an object is, the first files of an archive, and which commands show more."""
+    info = client.head(url.bucket, url.key)
+    record = {"type": "object", "url": str(url), "size": info.size, "content_type": info.content_type}
+    if archive_kind(url.key) is not None:
+        with suppress(ServerError):  # it cannot be read as an archive, or not by this store
+            page = client.member_page(url.bucket, url.key, page=_FILES)
+            lines = [f"{url}: an archive ({page.kind}) of {page.count} files, {format_size(info.size)}"]
+            lines += [f"{format_size(entry.size):>10}  {entry.name}" for entry in page.entries]
+            lines += [f"all files: mesh archive ls {url}", f"samples: mesh head {url} --field NAME=EXT"]
+            session.show("\n".join(lines), **record, kind=page.kind, files=page.count)
+            return
+    folder = Remote(url.bucket, url.key[: url.key.rfind("/") + 1])
+    lines = [f"{url}: {info.content_type or 'an object'}, {format_size(info.size)}; its bytes are no text"]
+    lines += [f"to a file: mesh cp {url} FILE", f"samples: mesh head {folder} --kind KIND"]
+    session.show("\n".join(lines), **record)
+
+
+_FILES = 10  # of an archive that are shown
 _NO_SUCH_RANGE = 416
 
 

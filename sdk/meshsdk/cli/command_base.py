@@ -1,4 +1,4 @@
-"""What all commands share: options, session, progress and exit codes.
+"""Base of all commands: shared options, session, progress and exit codes.
 
 Law: with `--json`, stdout gets one JSON object per line for programs; otherwise it gets text for people,
 with progress on stderr: a bar on a terminal, else one line per step if there are few steps.
@@ -36,7 +36,8 @@ class Steps:
         """Report that a step has ended, or `count` of them."""
 
     def reached(self, share: float, shards: tuple[int, int] | None = None) -> None:
-        """Report the completed share of the current step, 0…1, and of how many shards how many are done."""
+        """Report the completed share of the current step, 0…1; `shards`: the numbers of completed and of all
+        shards."""
 
 
 class _Bar(Steps):
@@ -49,12 +50,12 @@ class _Bar(Steps):
 
     def __call__(self, step: str = "", count: int = 1) -> None:
         self._ended += count
-        told = f"{self._what}: {step}" if step else self._what
-        self._bar.update(self._task, completed=self._ended, description=told)
+        description = f"{self._what}: {step}" if step else self._what
+        self._bar.update(self._task, completed=self._ended, description=description)
 
     def reached(self, share: float, shards: tuple[int, int] | None = None) -> None:
-        told = f"{share:.0%} of this step" if shards is None else f"{shards[0]} of {shards[1]} shards"
-        self._bar.update(self._task, completed=self._ended + share, description=f"{self._what}: {told}")
+        done = f"{share:.0%} of this step" if shards is None else f"{shards[0]} of {shards[1]} shards"
+        self._bar.update(self._task, completed=self._ended + share, description=f"{self._what}: {done}")
 
 
 class _Lines(Steps):
@@ -70,7 +71,7 @@ class _Lines(Steps):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The environment of a command. `quiet`: no progress; `deadline`: in seconds, if given by the user."""
+    """The environment of a command. `quiet`: no progress; `deadline`: the user's, in seconds, if any."""
 
     endpoint: str | None
     as_json: bool
@@ -79,7 +80,7 @@ class Session:
     deadline: float | None = None
 
     def make_client(self, patience: float = _PATIENCE) -> Client:
-        """Create a client that waits `deadline`, else `patience` seconds for a server that does not answer.
+        """Create a client. It waits `deadline`, or else `patience` seconds for a server that does not answer.
         Raises ConfigurationError."""
         from meshsdk.client.s3_client import connect
 
@@ -97,7 +98,7 @@ class Session:
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Show a bar of bytes on stderr; the callable advances it, from any thread."""
+        """Show a bar of bytes on stderr; the yielded callable advances it, from any thread."""
         if not self.has_bar:
             yield lambda _: None
             return
@@ -110,8 +111,8 @@ class Session:
 
     @contextmanager
     def steps(self, what: str, total: int | None = None) -> Iterator[Steps]:
-        """Show a bar of `total` steps on stderr, with the elapsed time. Calling the result ends a step and
-        names it."""
+        """Show a bar of `total` steps on stderr, with the elapsed time. The yielded callable ends and names a
+        step."""
         if not self.has_bar:
             yield Steps()
             return
@@ -123,7 +124,7 @@ class Session:
 
     @contextmanager
     def share_bar(self, what: str) -> Iterator[Callable[[float], None]]:
-        """Show a bar on stderr for something that takes long; the callable sets the completed share, 0…1."""
+        """Show a bar on stderr; the yielded callable sets the completed share, 0…1."""
         if not self.has_bar:
             yield lambda _: None
             return
@@ -155,8 +156,8 @@ class Session:
 
 @contextmanager
 def progress_bar(*columns: ProgressColumn) -> Iterator[Progress]:
-    """Show a bar on stderr that disappears at the end. Output is redirected above it only if stdout is a
-    terminal as well: otherwise rich would divert it from a pipe."""
+    """Show a bar on stderr that disappears at the end. Output is printed above the bar only if stdout is a
+    terminal, too: otherwise rich would divert it from a pipe."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -209,7 +210,7 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def json_or_text(text: str) -> Any:
-    """Return the value of an op's argument: JSON, else the text itself."""
+    """Return the value of an op's argument: parsed as JSON if possible, otherwise the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -230,12 +231,12 @@ def error_code(error: Exception) -> str:
 
 
 def report_error(error: Exception, *, as_json: bool, about: str = "") -> None:
-    """Print an error on stderr; `about` names the one of several things that it concerns."""
-    told = open_files_message(error) or str(error)
+    """Print an error on stderr. `about` names its subject, if a command works on several."""
+    message = open_files_message(error) or str(error)
     if isinstance(error, DeadlineError):
         from meshsdk.client.retry import LONGER
 
-        told = told.replace(LONGER, "To wait longer: --deadline SECONDS.")
-    told = f"{about}: {told}" if about else told
-    line = json.dumps({"error": error_code(error), "message": told}) if as_json else f"mesh: {told}"
+        message = message.replace(LONGER, "To wait longer: --deadline SECONDS.")
+    message = f"{about}: {message}" if about else message
+    line = json.dumps({"error": error_code(error), "message": message}) if as_json else f"mesh: {message}"
     click.echo(line, err=True)

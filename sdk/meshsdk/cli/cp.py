@@ -176,8 +176,8 @@ def walk(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[tuple[
 def report_left_out(session: Session, unreadable: Sequence[OSError]) -> int:
     """Report what is not copied because it cannot be read, and return the exit code."""
     for error in unreadable:
-        told = f"{error.filename} is left out: {error.strerror}"
-        report_error(MeshError(told), as_json=session.as_json)
+        message = f"{error.filename} is left out: {error.strerror}"
+        report_error(MeshError(message), as_json=session.as_json)
     return EXIT_FAILED if unreadable else 0
 
 

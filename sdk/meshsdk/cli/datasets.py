@@ -144,8 +144,8 @@ def stats(session: Session, opened: Opening) -> None:
         lines.append(f"  {name}: {_spread(spread, format_size)}{empty}")
     for name, counts in found.classes.items():
         rare = sorted(counts.items(), key=lambda item: (item[1], item[0]))
-        told = ", ".join(f"{label} {count}" for label, count in rare[:_SHOWN])
-        lines.append(f"  {name}: {len(counts)} classes, rarest first: {told}")
+        examples = ", ".join(f"{label} {count}" for label, count in rare[:_SHOWN])
+        lines.append(f"  {name}: {len(counts)} classes, rarest first: {examples}")
     record = found.document() | {"skipped": ds.snapshot.skipped, "snapshot": ds.snapshot.hash}
     session.show("\n".join(lines), source=ds.snapshot.source, **record)
 

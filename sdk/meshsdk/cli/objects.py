@@ -141,8 +141,8 @@ def mb(session: Session, url: Remote) -> None:
             if error.code != "BucketAlreadyOwnedByYou":
                 raise
             existed = True
-    told = f"s3://{bucket} exists already" if existed else f"created s3://{bucket}"
-    session.show(told, action="make-bucket", bucket=bucket, created=not existed)
+    message = f"s3://{bucket} exists already" if existed else f"created s3://{bucket}"
+    session.show(message, action="make-bucket", bucket=bucket, created=not existed)
 
 
 def _exists(client: Client, bucket: str) -> bool:

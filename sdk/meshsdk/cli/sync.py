@@ -1,4 +1,4 @@
-"""`mesh sync`: makes a folder like another by copying only the differences.
+"""`mesh sync`: makes one folder like another by copying only the differences.
 
 Law: `compare_listings` is a pure function of two listings. A file differs if it is missing, has another
 size, or is newer at the source without equal content (by ETag, where that is an MD5).
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Relative names to copy and, at the target, to delete; in order."""
+    """Relative names to copy, and to delete at the target, in order."""
 
     copy: tuple[str, ...]
     delete: tuple[str, ...]
@@ -58,8 +58,8 @@ def compare_listings(
     delete: bool,
     same_content: Callable[[str], bool] = lambda _: False,
 ) -> Difference:
-    """Return what makes `target` like `source`; `same_content(name)` is called only if size and time do not
-    decide.
+    """Return the difference that makes `target` like `source`. Calls `same_content(name)` only for files
+    whose size, ETag and time do not decide.
     """
 
     def differs(name: str) -> bool:
@@ -114,9 +114,8 @@ def sync(
         local, unreadable = isinstance(source, Local) or isinstance(target, Local), list[OSError]()
         ours = _entries(client, source, excluded, local, unreadable.append)
         theirs = _entries(client, target, excluded, local, lambda _: None)
-        code = report_left_out(
-            session, [each for each in unreadable if not _is_excluded(each, source, excluded)]
-        )
+        left_out = [error for error in unreadable if not _is_excluded(error, source, excluded)]
+        code = report_left_out(session, left_out)
         if not ours and (delete or isinstance(source, Remote)):
             raise NotFoundError(f"{source} is empty; check the address", status=404)
         same = _content_check(source, target, theirs)
@@ -128,7 +127,7 @@ def sync(
         if not copies and not difference.delete and not session.as_json and not only_errors:
             click.echo(f"nothing to do: {len(ours)} files are the same", err=True)
         failed = run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors)
-        if difference.delete and (code or failed):  # what is missing here may be renamed or out of sight
+        if difference.delete and (code or failed):  # a file may seem missing that is renamed or unreadable
             why = "not all files were copied" if failed else f"not all of {source} could be read"
             report_error(MeshError(f"nothing is deleted, because {why}"), as_json=session.as_json)
             return EXIT_FAILED
@@ -140,7 +139,7 @@ def _is_missing(place: Local) -> bool:
         place.path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # it is there, and what is wrong with it is reported when it is read
+    except OSError:  # the folder exists; its error is reported when it is read
         return False
     return False
 
@@ -164,7 +163,8 @@ def _entries(
     local: bool,
     unreadable: Callable[[OSError], None],
 ) -> dict[str, Entry]:
-    """Return the files of a folder. `local`: one side is local, without objects that stand for folders."""
+    """Return the files of a folder. `local`: one side is local, so objects that stand for folders are left
+    out."""
     if isinstance(place, Remote):
         listed = (
             (item.key[len(place.key) :], Entry(item.size, item.modified_ms, item.etag))
@@ -184,12 +184,13 @@ def _entries(
 
 
 def _is_excluded(error: OSError, source: Local | Remote, excluded: Sequence[str]) -> bool:
-    """Return whether a file of the source, or all in a folder, that cannot be read is to be left out."""
+    """Return whether the patterns exclude the file of an error, or everything in it if it is a folder."""
     if not isinstance(source, Local):
         return False
     path = Path(error.filename)
     name = relative_name(path, source.path)
-    # In a folder, a name that no pattern means. Path.is_dir raises where a folder's names alone can be read.
+    # For a folder, a name in it that no pattern mentions. (Path.is_dir raises if only a folder's names are
+    # readable.)
     inside = f"{name}/\0" if os.path.isdir(path) else name
     return any(fnmatch.fnmatch(inside, pattern) for pattern in excluded)
 
@@ -197,7 +198,7 @@ def _is_excluded(error: OSError, source: Local | Remote, excluded: Sequence[str]
 def _content_check(
     source: Local | Remote, target: Local | Remote, theirs: Mapping[str, Entry]
 ) -> Callable[[str], bool]:
-    """Return a check whether a local file that looks newer has the MD5 of the stored object: touched but
+    """Return a check whether a local file that is newer has the MD5 of the stored object: it was touched but
     not changed."""
     if not isinstance(source, Local) or not isinstance(target, Remote):
         return lambda _: False

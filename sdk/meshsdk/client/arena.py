@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from meshsdk.client.fork_safe_lock import ForkSafeLock
-from meshsdk.errors import CorruptFrameError
+from meshsdk.errors import ConfigurationError, CorruptFrameError
+from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +73,16 @@ class PinnedMemory:
         return pinned
 
 
+def open_descriptor(opener: Callable[[], int]) -> int:
+    """Return what `opener` opens. Raises ConfigurationError if the process may have no more descriptors."""
+    try:
+        return opener()
+    except OSError as error:
+        if why := open_files_message(error):
+            raise ConfigurationError(f"a loader cannot start: {why}") from error
+        raise
+
+
 class Waker:
     """Wakes a thread that polls `fileno()`.
 
@@ -80,7 +91,8 @@ class Waker:
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Raises ConfigurationError if the process may have no more descriptors."""
+        self._descriptor = open_descriptor(lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         # Reentrant: a finalizer may run in the middle of `close` on the same thread.
         self._lock = ForkSafeLock(reentrant=True)
 

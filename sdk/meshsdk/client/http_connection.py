@@ -9,6 +9,7 @@ cure (unknown authority, wrong host name, no TLS) raises ConfigurationError.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -33,6 +34,7 @@ Buffer = bytes | bytearray | memoryview
 MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
 _MAX_IDLE = 16
+_COPIED = 64 * 1024  # bytes: a smaller body is copied once more, which costs less than a stream
 _SLOWEST = 1024  # bytes per second: a body that comes more slowly is given up
 _TOO_SLOW = f"received less than {_SLOWEST} bytes per second"
 _KEEPALIVE = 64  # bytes: what S3 stores send while they work on a request is a short blank chunk
@@ -328,6 +330,8 @@ class Response:
 
     def read(self, limit: int = 256 << 20) -> bytes:
         """Read and return the whole body. Raises ConnectError if it is larger than `limit` bytes."""
+        if self.length is not None and _COPIED <= self.length <= limit:
+            return io.BufferedReader(_RawBody(self), 1).read(self.length)  # receives into what it returns
         if self.length is not None and self.length <= limit:
             body = bytearray(self.length)
             self.readinto(memoryview(body))
@@ -377,6 +381,20 @@ class Response:
         if not _CHUNK_SIZE.fullmatch(line):
             raise self._connection._broken(f"the response has an invalid chunk size: {line[:40]!r}")
         return int(line, 16)
+
+
+class _RawBody(io.RawIOBase):
+    """The body of a response, of known length, as a raw stream."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:
+        self._response.fill(memoryview(view))
+        return len(view)
 
 
 def parse_head(head: bytes) -> tuple[int, dict[str, str]]:

@@ -53,6 +53,7 @@ class SnapshotInfo:
         bytes: total size of the objects.
         fields: the fields of a sample, by name (FieldInfo).
         skipped: number of keys without a sample, because a field is missing.
+        examples: the first few of them, with what they lack.
         kind: how the source was read: "objects", "tar", "lines" …; "" if the node does not report it.
     """
 
@@ -65,6 +66,7 @@ class SnapshotInfo:
     fields: Mapping[str, FieldInfo]
     skipped: int = 0
     kind: str = ""
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def _snapshot(source: str, answer: Mapping[str, Any]) -> SnapshotInfo:
         fields=fields,
         skipped=int(answer.get("skipped", 0)),
         kind=str(answer.get("kind", "")),
+        examples=tuple(map(str, answer.get("examples", ()))),
         **numbers,
     )
 

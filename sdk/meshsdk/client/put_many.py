@@ -74,7 +74,7 @@ def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) 
 
 def _checked(named: Any) -> tuple[str, Buffer, int]:
     """Return a key, its bytes and their number. Raises ConfigurationError for anything else."""
-    told = "put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got "
+    message = "put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got "
     match named:
         case (str() as key, data):
             try:
@@ -82,8 +82,8 @@ def _checked(named: Any) -> tuple[str, Buffer, int]:
             except TypeError:
                 hint = f": text must be encoded, {key!r:.40}, text.encode()" if isinstance(data, str) else ""
                 found = f"for the key {key!r:.80} a {type(data).__name__}{hint}"
-                raise ConfigurationError(told + found) from None
-    raise ConfigurationError(told + repr(named)[:80])
+                raise ConfigurationError(message + found) from None
+    raise ConfigurationError(message + repr(named)[:80])
 
 
 def _is_member_name(key: str) -> bool:

@@ -84,13 +84,13 @@ class DiskCost:
     def advice(self) -> str:
         """One sentence: what a full shuffle costs, and what Blocks would."""
         full, blocks = self.orders[0], self.orders[1]
-        told = (
+        message = (
             f"a full shuffle takes {_seeks(full)}, {_seconds(full.disk_seconds)} of disk for "
             f"{_seconds(full.media_seconds)} of bytes"
         )
         if full.disk_seconds <= 1.3 * max(blocks.disk_seconds, blocks.media_seconds):
-            return f"{told}: shuffle=True is fine here"
-        return f"{told}; {blocks.shuffle} takes {_seeks(blocks)}, {_seconds(blocks.disk_seconds)}"
+            return f"{message}: shuffle=True is fine here"
+        return f"{message}; {blocks.shuffle} takes {_seeks(blocks)}, {_seconds(blocks.disk_seconds)}"
 
     def __str__(self) -> str:
         first = self.orders[0]

@@ -111,7 +111,7 @@ def replacement_keys(keys: RenewableKeys, error: ServerError, refused: Credentia
     """
     found = keys.replacement(refused)
     if found is None:
-        raise error.saying(told) if (told := keys.expiry_hint()) else error
+        raise error.saying(hint) if (hint := keys.expiry_hint()) else error
     return found
 
 

@@ -60,8 +60,10 @@ class BatchTraces:
         """Return the request for a step with the headers of a span of its own. Not for the loop's thread."""
         root = self._roots.get(step)
         if root is None:
-            told = {"shardmesh.step": step}
-            root = self._roots[step] = self._tracer.start_span("batch", _empty_context(), attributes=told)
+            attributes = {"shardmesh.step": step}
+            root = self._roots[step] = self._tracer.start_span(
+                "batch", _empty_context(), attributes=attributes
+            )
         if not root.get_span_context().is_valid:
             return request
         span = self._tracer.start_span(

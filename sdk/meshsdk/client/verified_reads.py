@@ -98,18 +98,18 @@ def fetch_checksum(transport: Transport, bucket: str, key: str, etag: str) -> Ob
 
 def fetch_first(
     transport: Transport, bucket: str, key: str, descriptor: int, part: int, progress: Callable[[int], None]
-) -> tuple[ObjectInfo, Hasher | None]:
+) -> tuple[ObjectInfo, ObjectChecksum | None, Hasher | None]:
     """Fetch the first `part` bytes of an object into a file.
 
-    The ObjectInfo has its size and ETag, and from a node its checksum. The hasher has seen the bytes, if the
-    node did not verify them. Raises NotFoundError.
+    The ObjectInfo has its size and ETag; a node also declares its checksum. The hasher has seen the bytes, if
+    the node did not verify them. Raises NotFoundError.
     """
 
-    def write(response: Response) -> tuple[ObjectInfo, Hasher | None]:
+    def write(response: Response) -> tuple[ObjectInfo, ObjectChecksum | None, Hasher | None]:
         checksum = declared(response.headers, bucket, key)
         verified = _object_size(response) <= VERIFIED_BYTES
         hasher = None if checksum is None or verified else checksum.hasher()
-        return write_body(response, descriptor, 0, progress, hasher), hasher
+        return write_body(response, descriptor, 0, progress, hasher), checksum, hasher
 
     try:
         return transport.call(with_checksum(get_request(bucket, key, 0, part, None)), write)
@@ -118,7 +118,7 @@ def fetch_first(
     except ServerError as error:
         if error.status != 416:  # an empty object has no first byte
             raise
-        return transport.call(Request("HEAD", object_path(bucket, key)), read_head), None
+        return transport.call(Request("HEAD", object_path(bucket, key)), read_head), None, None
 
 
 def write_body(

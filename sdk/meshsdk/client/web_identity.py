@@ -151,10 +151,10 @@ def exchange_at(endpoint: Endpoint, form: bytes, connect_timeout: float) -> Assu
             return parse_assumed_role(body)
         raise parse_sts_error(body, status)
     except StsError as error:
-        told = f"{endpoint}: the web identity token was not exchanged: {error.message} ({error.code})"
+        message = f"{endpoint}: the web identity token was not exchanged: {error.message} ({error.code})"
         if error.code in _BUSY:
-            raise ConnectError(told) from None
-        raise AccessError(told, status=status, code=error.code) from None
+            raise ConnectError(message) from None
+        raise AccessError(message, status=status, code=error.code) from None
 
 
 def read_token(path: str) -> str:

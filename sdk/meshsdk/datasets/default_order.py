@@ -51,8 +51,8 @@ class Order:
             f" (samples move {self.distance:.2f} times as far as in a full shuffle, runs are {self.runs:.2f} "
             "times as long)"
         )
-        told = near if isinstance(self.shuffle, Blocks) else ""
-        return f"shuffle={self.shuffle!r}{told}: {self.reason}"
+        suffix = near if isinstance(self.shuffle, Blocks) else ""
+        return f"shuffle={self.shuffle!r}{suffix}: {self.reason}"
 
 
 def find_order(

@@ -124,6 +124,8 @@ def missing_field_hint(
         return f"A dataset is a folder or one archive: if {last} is a file, open its folder, {folder}."
     if any(value == "class" for value in (fields or {}).values()):
         return 'For the folder as label, write "@class" with the @.'
+    if any("," in value for value in (fields or {}).values() if isinstance(value, str)):
+        return 'Semicolons separate several extensions of a field: "jpg;jpeg".'
     if kind == "lines" and fields:
         return (
             'A field is a file extension such as "jsonl"; ops.json(FIELD, PATH) extracts a value from a line.'
@@ -202,8 +204,8 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
         # If a tar does not begin with a member's header, the node's error says what is wrong with it.
         names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
         return fields_of_names(names_of_samples(names), None, source)
-    if kind == "auto" and (told := _other_kind(keys, place.prefix, source)):
-        raise ConfigurationError(told)
+    if kind == "auto" and (hint := _other_kind(keys, place.prefix, source)):
+        raise ConfigurationError(hint)
     return fields_of_names(names_of_samples(keys), place.prefix, source)
 
 

@@ -123,12 +123,12 @@ def preflight(
     ]
     if global_batch is not None and global_batch > len(ds):
         notes.append(f"global_batch={global_batch} is more than the {len(ds)} samples: most rows are padding")
-    told = tuple(str(error) for error in bad.values())
+    messages = tuple(str(error) for error in bad.values())
     # The order of a mix depends on its weights, which the estimate does not know.
     cost = None if ds.mixing else fetch_disk_cost(ds.client.transport, ds.snapshot.hash, global_batch)
     seconds = time.monotonic() - began
     return Preflight(
-        len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, told, tuple(notes), cost, order
+        len(ds), schema, len(picks), row_bytes, batch_bytes, seconds, messages, tuple(notes), cost, order
     )
 
 
@@ -141,7 +141,7 @@ def _schema(ds: SampleSequence) -> Mapping[str, FieldSchema]:
         found = _OF_OP.match(str(error))
         ops = [op for number, op in enumerate(ds.ops) if found and number == int(found[1])]
         hints = "".join(
-            _hint(ds, 0, name, op.op) for op in ops for name in op.all_fields if name in ds.fields
+            _hint(ds, 0, name, op.op, str(error)) for op in ops for name in op.all_fields if name in ds.fields
         )
         raise PreflightError(f"{error}{hints}") from error
 
@@ -182,10 +182,10 @@ def _fatal_error(
     )
     field, op = str(error.detail.get("field", "")), error.detail.get("op", "")
     reason = error.detail.get("error", str(error))
-    hint = _hint(ds, pick, field, op) if _meets_stored(ds, field, op) else ""
+    hint = _hint(ds, pick, field, op, reason) if _meets_stored(ds, field, op) else ""
     name = error.detail.get("key", pick)
-    told = f"{op} of {field!r} fails for {name}: {reason}." if op else f"{reason}."
-    return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {told}{hint}")
+    message = f"{op} of {field!r} fails for {name}: {reason}." if op else f"{reason}."
+    return PreflightError(f"{ds.snapshot.source}: {count} be prepared. {message}{hint}")
 
 
 def _meets_stored(ds: SampleSequence, field: str, op: str) -> bool:
@@ -194,10 +194,11 @@ def _meets_stored(ds: SampleSequence, field: str, op: str) -> bool:
     return field in ds.fields and first == op
 
 
-def _hint(ds: SampleSequence, pick: int, field: str, op: str) -> str:
-    """Return what a field's stored bytes look like and which op to use; "" if `op` is that op."""
+def _hint(ds: SampleSequence, pick: int, field: str, op: str, reason: str) -> str:
+    """Return what a field's stored bytes look like and which op to use; "" if `op` is that op, or the reason
+    says so already."""
     seen = _seen(ds, ds.unmapped()[pick][field])
-    if seen is None or f"ops.{op}(" in seen.fix:
+    if seen is None or f"ops.{op}(" in seen.fix or seen.fix in reason:
         return ""
     return f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
 
@@ -297,16 +298,16 @@ def _ragged_notes(
             continue
         last = [op.op for op in ds.ops if name in op.all_fields][-1:]
         if len(shapes) > 1:
-            told = (
+            remark = (
                 f"has rows of different shapes, such as {' and '.join(shapes[:2])}, and is delivered ragged: "
             )
             last_fix = _SOUND_FIX if _is_sound(ds, name) else "crop or resize it to one size"
-            notes.append(f"{name!r} {told}{last_fix}")
+            notes.append(f"{name!r} {remark}{last_fix}")
         elif len(rows) > 1:
-            told = (
+            remark = (
                 f"is delivered ragged: all rows tried are {shapes[0]}, but no op guarantees that all rows are"
             )
             fix = f"pass shape={shapes[0]} to ops.{last[0]}" if set(last) & _ARRAYS else "crop or resize it"
             fix = _SOUND_FIX if _is_sound(ds, name) else fix
-            notes.append(f"{name!r} {told}. For a dense tensor, {fix}")
+            notes.append(f"{name!r} {remark}. For a dense tensor, {fix}")
     return notes

@@ -85,16 +85,16 @@ def _edges(fractions: Mapping[str, float]) -> list[int]:
 
     Computed with exact fractions, so that 0.7 + 0.2 + 0.1 is 1. Raises ConfigurationError.
     """
-    told = ", ".join(f"{name}={fraction}" for name, fraction in fractions.items()) or "no fractions"
+    listed = ", ".join(f"{name}={fraction}" for name, fraction in fractions.items()) or "no fractions"
     try:
         exact = [Fraction(str(fraction)) for fraction in fractions.values()]
     except ValueError as error:
-        raise ConfigurationError(f"split: {told}: expected fractions such as train=0.9, val=0.1") from error
+        raise ConfigurationError(f"split: {listed}: expected fractions such as train=0.9, val=0.1") from error
     if not exact or min(exact) <= 0 or sum(exact) > 1:
         suggested = proportional_fractions(fractions) or {"train": 0.9, "val": 0.1}
         write = ", ".join(f"{name}={fraction}" for name, fraction in suggested.items())
         raise ConfigurationError(
-            f"split: {told}: each fraction must be above 0 and their sum at most 1: write {write}"
+            f"split: {listed}: each fraction must be above 0 and their sum at most 1: write {write}"
         )
     return [int(edge * _VALUES) for edge in itertools.accumulate(exact, initial=Fraction(0))]
 

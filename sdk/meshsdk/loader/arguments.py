@@ -44,18 +44,34 @@ def find_rank(
     return rank, world
 
 
-def check_rank_unchanged(rank: int, world: int) -> None:
-    """Check a rank that was detected against torch.distributed or jax.distributed, which may have been
-    initialized since.
+def check_rank_unchanged(rank: int, world: int, *, found: bool, whole: bool = False) -> None:
+    """Check a rank that was `found`, not given, against torch.distributed or jax.distributed, which may have
+    been initialized since, perhaps in another process that was sent the loader. `whole`: all batches of the
+    rank are about to be loaded, so that this must not be one of several workers.
 
     Raises ConfigurationError if it differs: otherwise each process would load all rows as if it were alone.
     """
-    now = _from_libraries()
+    if found and whole:
+        check_not_one_of_workers()
+    now = _from_libraries() if found else None
     if now is not None and now != (rank, world):
         raise ConfigurationError(
             f"this loader was created for rank {rank} of {world}, before the processes met, but this process "
             f"is rank {now[0]} of {now[1]}: create the loader after torch's init_process_group or "
             "jax.distributed.initialize, or pass rank= and world="
+        )
+
+
+def check_not_one_of_workers() -> None:
+    """Raise ConfigurationError in one of several workers of torch's DataLoader, each of which would load all
+    batches."""
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is not None and worker.num_workers > 1:
+        raise ConfigurationError(
+            f"each of the {worker.num_workers} workers of this DataLoader would load all batches: pass "
+            "loader.as_iterable() to the DataLoader, leave num_workers out, or give each worker a loader "
+            "of its own with rank= and world="
         )
 
 

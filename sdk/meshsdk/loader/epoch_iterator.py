@@ -119,6 +119,17 @@ class Position:
         """Return the position after the next batch was returned."""
         return replace(self, state=self.state.after_batch(self.batch, self.positions, self.tail))
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        """What distinguishes this position from others of the same loader; see `at_numbers`."""
+        state = self.state
+        return state.epoch, state.position, state.skips, *self.gone_on
+
+    def at_numbers(self, epoch: int, position: int, skips: int, *gone_on: int) -> Position:
+        """Return the position that has these `numbers`."""
+        state = replace(self.state, epoch=epoch, position=position, skips=skips)
+        return replace(self, state=state, gone_on=(gone_on[0], gone_on[1]))
+
     def after_epochs(self, count: int) -> Position:
         """Return the beginning of the epoch that is `count` epochs later."""
         return self._at(self.state.epoch + count, 0)

@@ -13,6 +13,7 @@ import operator
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
+from weakref import WeakSet
 
 from meshsdk.client.native_api import bad_samples
 from meshsdk.datasets.default_order import find_order
@@ -152,6 +153,7 @@ class Loader:
         self._set_up(find_order(dataset, shuffle, found.global_batch, found.deadline))
         self._pass: EpochIterator | None = None
         self._moves, self._resumed, self._closed = 0, False, False
+        self._followers: WeakSet[LoaderIterable] = WeakSet()
         if told := checked_steps(len(self), self.global_batch, self.plan.positions, tail):
             _log.warning("%s", told)
 
@@ -245,9 +247,10 @@ class Loader:
 
     def _move(self, place: Position) -> None:
         self._end_pass()
-        self._place = place
+        self._place, self._resumed = place, False
         self._moves += 1
-        self._resumed = False
+        for follower in self._followers:
+            follower.loader_moved()
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -259,9 +262,7 @@ class Loader:
         Raises BadSampleError (with `on_bad="raise"`, or above `max_bad`), SnapshotChangedError and
         DeadlineError. All batches before the error were returned and counted; iterate again to continue.
         """
-        self._check_open()
-        if self._found:
-            check_rank_unchanged(self.rank, self.world)
+        self._check_usable(whole=True)
         if DOCTOR_VARIABLE in os.environ:
             measured_batches = load_tool(LOADER_HOOKS, "doctor", f"a script that runs with {DOCTOR_VARIABLE}")
             self._end_pass()
@@ -276,12 +277,11 @@ class Loader:
             self._place = self._place.after_epochs(1)
             return
         self._moves += 1
-        self._check_open()
-        self._resumed = False
-        place = self._place
+        self._check_usable()
+        place, self._resumed = self._place, False
         running = self._pass = self._feed.begin_epoch(place, range(place.step, place.steps), self._arena)
         try:
-            self._check_open()  # another thread may have closed the loader before it could see this pass
+            self._check_usable()  # another thread may have closed the loader before it could see this pass
             for _ in range(self.remaining):
                 if self._pass is not running:
                     raise ClosedError(
@@ -350,7 +350,7 @@ class Loader:
         This is for several processes that each have a copy of this loader. `passes`: number of epochs that
         they have finished together, which are skipped.
         """
-        self._check_open()
+        self._check_usable()
         place = self._place.after_epochs(passes) if passes else self._place
         return self._feed.iterate_part(place, part, parts)
 
@@ -360,10 +360,9 @@ class Loader:
         Steps are counted as in `Batch.step`. The batch has its own memory, outside the arena. Raises
         IndexError, and the errors of iterating.
         """
-        self._check_open()
+        self._check_usable()
         epoch, step = self.epoch if epoch is None else operator.index(epoch), operator.index(step)
-        origin = self._place.origin_of(epoch, step)
-        return self._feed.fetch_step(epoch, step, origin)
+        return self._feed.fetch_step(epoch, step, self._place.origin_of(epoch, step))
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raise TypeError: a loader is not a sequence; use `at`."""
@@ -420,13 +419,15 @@ class Loader:
         if running is not None:
             running.close()
 
-    def _check_open(self) -> None:
+    def _check_usable(self, *, whole: bool = False) -> None:
+        check_rank_unchanged(self.rank, self.world, found=self._found, whole=whole)
         if self._closed:
             raise ClosedError("this loader is closed: create another one and load this one's state into it")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a copy for another process: the same plan at the same position, with its own connections."""
-        return _copied, (self.dataset, self._arguments, self._place, self._moves)
+        check_rank_unchanged(self.rank, self.world, found=self._found)
+        return _copied, (self.dataset, self._arguments, self._place, self._moves, self._found)
 
     def __enter__(self) -> Self:
         return self
@@ -443,7 +444,7 @@ class Loader:
         )
 
 
-def _copied(dataset: Dataset, arguments: LoaderArguments, place: Position, moves: int) -> Loader:
-    made = Loader(dataset, **arguments.to_kwargs())
-    made._place, made._moves = place, moves
+def _copied(ds: Dataset, arguments: LoaderArguments, place: Position, moves: int, found: bool) -> Loader:
+    made = Loader(ds, **arguments.to_kwargs())
+    made._place, made._moves, made._found = place, moves, found
     return made

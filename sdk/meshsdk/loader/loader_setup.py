@@ -420,8 +420,8 @@ def make_setup(
     )
     slot = stage.memory.capacity(expected)
     arena = Arena(arena_bytes(arguments.prefetch_bytes, slot), stage.memory)
-    if expected and (told := small_arena_hint(arena.budget, slot)):
-        _log.warning("%s", told)
+    if expected and (hint := small_arena_hint(arena.budget, slot)):
+        _log.warning("%s", hint)
     steps = step_count(plan.positions, arguments.global_batch, 0, arguments.tail)
     observed = ObservedLoader(
         dataset.snapshot.source,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ResumableLoader(Protocol):
-    """What is wrapped: a `Loader`, of which everything else stays reachable."""
+    """The part of a `Loader` that a `PlainLoader` uses."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -29,7 +29,7 @@ class ResumableLoader(Protocol):
 class PlainLoader:
     """Wraps a loader so that its batches are plain dictionaries, or whatever `convert` returns.
 
-    Length and state are those of the loader.
+    Length and state are the loader's; it stays reachable as `loader`.
     """
 
     def __init__(self, loader: ResumableLoader, convert: Callable[[Batch], Any] = as_dict) -> None:
@@ -53,8 +53,8 @@ class PlainLoader:
 
 
 def tuple_loader(loader: ResumableLoader, known: Iterable[str], fields: Sequence[str]) -> PlainLoader:
-    """Wrap a loader so that its batches are tuples of these fields, of those `known` and the positions and
-    status. Raises ConfigurationError for another field."""
+    """Wrap a loader so that its batches are tuples of `fields`. These are among the `known` fields of the
+    plan, the positions and the status. Raises ConfigurationError for any other field, or none."""
     names = (*known, POSITIONS, STATUS)
     unknown = [name for name in fields if name not in names]
     if unknown or not fields:

@@ -76,8 +76,8 @@ def _advice(given: object) -> str:
         return "Unpack the list: ds.map(*those)"
     if getattr(given, "__module__", "").startswith("meshsdk.ops"):
         return f"Call the op with its field: ops.{getattr(given, '__name__', 'decode')}('image')"
-    if told := torchvision_hint(type(given).__name__):
-        return told.capitalize()
+    if hint := torchvision_hint(type(given).__name__):
+        return hint.capitalize()
     if not callable(given):
         return "Ops are made by the functions of meshsdk.ops"
     name = getattr(given, "__name__", "")

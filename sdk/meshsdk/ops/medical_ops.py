@@ -26,18 +26,19 @@ def nifti(
 ) -> OpSpec:
     """Read a volume from a NIfTI file, `.nii` or `.nii.gz`: bytes → array [x, y, z], or [x, y, z, time].
 
-    The nodes need `shardmesh[medical]`. The values are those of nibabel's `get_fdata()`. A `window` that
-    follows is cut before values are converted.
+    The nodes need `shardmesh[medical]`. The values are those of nibabel's `get_fdata()`. If a `window` op
+    follows, the window is cut out before the values are converted.
 
     Arguments:
         part: "values"; "affine" → float64 [4, 4], from voxel numbers to millimetres; "spacing" → float64
-            [3], of the voxels, in millimetres. For several, name the file in several fields.
+            [3], the distances of the voxels in millimetres. To read several parts, name the file in several
+            fields.
         dtype: of the values, such as "uint8" for a mask of labels; a value that does not fit makes a sample
             bad.
         shape: the expected shape, None for an axis of any length. A shape without None makes the field dense.
             Default: any shape with as many axes as the first sample.
-        orient: turns the axes (without interpolation) to the closest directions: "RAS" leads to the right,
-            to the front and up. Default: as stored.
+        orient: the directions to which the axes are turned, without interpolation: "RAS" is to the right, to
+            the front and up. Default: as stored.
     """
     args: dict[str, Any] = {"part": part, "dtype": dtype}
     if shape is not None:
@@ -58,14 +59,14 @@ def decode_dicom(
 ) -> OpSpec:
     """Decode a DICOM file: bytes → [height, width, channels], or [frames, height, width, channels].
 
-    The nodes need `shardmesh[medical]`. The ops on images apply, to all frames alike.
+    The nodes need `shardmesh[medical]`. Ops on images can follow; they treat all frames alike.
 
     Arguments:
-        values: "modality" → float32 in its units, such as Hounsfield units; "stored" → as stored;
-            "display" → uint8 as a viewer shows them, MONOCHROME1 inverted. Colours are RGB of uint8.
-        window: (center, width) for "display". Default: the file's first, else all values.
-        frames: whether files have several frames. Default: as the first sample.
-        dtype, channels: what files must have. Default: those of the first sample.
+        values: "modality" → float32 in units of the modality, such as Hounsfield units; "stored" → as stored;
+            "display" → uint8 as a viewer shows them, MONOCHROME1 inverted. Colour images are RGB of uint8.
+        window: (center, width) for "display". Default: the first window of the file, or else all values.
+        frames: whether files have several frames. Default: as in the first sample.
+        dtype, channels: the dtype and channels that files must have. Default: those of the first sample.
     """
     given = {
         "window": None if window is None else [float(number) for number in window],
@@ -87,12 +88,12 @@ def dicom_volume(
     window: tuple[float, float] | None = None,
     dtype: str = "float32",
 ) -> OpSpec:
-    """Put the slices of a DICOM series together; `mesh.open_dicom` adds it.
+    """Assemble a volume from the slices of a DICOM series; `mesh.open_dicom` adds this op.
 
     Arguments:
-        slots: files of a sample at most.
-        slices: files of every sample, None if samples differ.
-        size: [rows, columns], None for what differs.
+        slots: the largest number of files of a sample.
+        slices: the number of files of every sample, None if it differs between samples.
+        size: [rows, columns], None for one that differs between samples.
         values, window, dtype: as in `decode_dicom`.
     """
     args: dict[str, Any] = {"slots": slots, "slices": slices, "size": list(size), "values": values}
@@ -101,10 +102,10 @@ def dicom_volume(
 
 
 def slide_window(field: str, slots: int, size: Sequence[int], *, channels: int = 3) -> OpSpec:
-    """Put a window of a slide together from its tiles; `mesh.open_slides` adds it.
+    """Assemble a window of a slide from its tiles; `mesh.open_slides` adds this op.
 
     Arguments:
-        slots: tiles of a sample at most.
+        slots: the largest number of tiles of a sample.
         size: [height, width] of the window.
         channels: of the slides, 1 or 3.
     """

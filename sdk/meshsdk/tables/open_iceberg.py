@@ -190,9 +190,9 @@ def _leaves(fields: Iterable[Any], prefix: str) -> Iterator[tuple[str, bool]]:
         if kind.is_struct:
             yield from _leaves(kind.fields, f"{name}.")
             continue
-        told = str(kind)
-        numbers = re.fullmatch(r"list<(boolean|int|long|float|double)>", told) is not None
-        yield name, numbers or (kind.is_primitive and not told.startswith(("decimal", "unknown")))
+        text = str(kind)
+        numbers = re.fullmatch(r"list<(boolean|int|long|float|double)>", text) is not None
+        yield name, numbers or (kind.is_primitive and not text.startswith(("decimal", "unknown")))
 
 
 def _planned(

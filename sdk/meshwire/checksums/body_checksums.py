@@ -175,7 +175,7 @@ def combine_checksums(algorithm: str, parts: Iterable[tuple[str, int]]) -> str:
     width = DIGEST_SIZES[algorithm]
     value = 0
     for part, size in parts:
-        shifted = _multiply(algorithm, _shift(algorithm, size), value)
+        shifted = _multiply(algorithm, _shift(algorithm, size), value) if value else 0
         value = shifted ^ int.from_bytes(base64.b64decode(part), "big")
     return _base64(value.to_bytes(width, "big"))
 

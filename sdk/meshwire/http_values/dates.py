@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -25,7 +26,7 @@ _IMF = re.compile(
 )
 _RFC850 = re.compile(r"\w{6,9}, (\d\d)-(\w{3})-(\d\d) (\d\d):(\d\d):(\d\d) GMT\Z", re.A)
 _ASCTIME = re.compile(r"\w{3} (\w{3}) ([ \d]\d) (\d\d):(\d\d):(\d\d) (\d{4})\Z", re.A)
-_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?Z\Z", re.A)
+_ISO = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):\d\d:\d\d(?:\.\d{1,9})?Z\Z", re.A)
 _AMZ = re.compile(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)Z\Z", re.A)
 
 
@@ -97,12 +98,12 @@ def _iso_seconds(seconds: int) -> str:
 
 def parse_iso(text: str) -> int | None:
     """Parse an ISO 8601 time in UTC into milliseconds since the epoch (finer digits are cut), or None."""
-    match = _ISO.match(text)
-    if match is None:
+    if _ISO.match(text) is None:  # fromisoformat takes other forms, too
         return None
-    *fields, fraction = match.groups()
-    seconds = _seconds(*map(int, fields))
-    return None if seconds is None else seconds * 1000 + int(((fraction or "") + "000")[:3])
+    try:
+        return (datetime.fromisoformat(text) - _EPOCH) // _MILLISECOND
+    except ValueError:
+        return None
 
 
 @lru_cache(maxsize=1024)

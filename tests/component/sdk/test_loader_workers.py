@@ -11,13 +11,15 @@ from torch.utils.data import DataLoader
 
 from meshsdk.datasets.batch import Batch
 from meshsdk.errors import ConfigurationError
+from meshsdk.loader.torch_iterable import LoaderIterable
 from tests.component.sdk import test_sdk_scripted
 from tests.component.sdk.test_sdk_scripted import SAMPLES, labels, loader
 from tests.support.shared_memory import await_no_more, segments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    import meshsdk as mesh
     from tests.component.sdk.test_sdk_scripted import ScriptedMesh
 
 # torch advises against more workers than cores; here they are for the laws, not for speed.
@@ -72,6 +74,43 @@ def test_workers_that_stay(server: ScriptedMesh) -> None:
         del given
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_that_stay_go_where_the_loader_is_moved_to(server: ScriptedMesh, context: str) -> None:
+    with loader(server, output="torch") as plain, loader(server, output="torch") as one:
+        given = DataLoader(
+            one.as_iterable(), num_workers=2, persistent_workers=True, multiprocessing_context=context
+        )
+        assert rows(given) == rows(plain)
+        moves: list[Callable[[mesh.Loader], None]] = [
+            lambda each: each.seek(0, 3),
+            lambda each: each.set_epoch(4),
+            lambda each: each.skip(2),
+            lambda each: each.load_state_dict({**each.state_dict(), "epoch": 7, "position": 24}),
+        ]
+        for move in moves:
+            plain.load_state_dict(one.state_dict())
+            move(plain)
+            move(one)
+            assert [rows(given) for _ in range(2)] == [rows(plain) for _ in range(2)]
+        for _ in given:
+            one.seek(2, 1)
+            break
+        assert rows(given)[0][:2] == (2, 1)
+        del given
+
+
+def test_workers_that_stay_do_not_go_on_in_an_order_that_is_no_longer_the_loaders(
+    server: ScriptedMesh,
+) -> None:
+    with loader(server, output="torch", shuffle=False) as stored, loader(server, output="torch") as one:
+        given = DataLoader(one.as_iterable(), num_workers=2, persistent_workers=True)
+        assert len(list(given)) == len(one)
+        one.load_state_dict(stored.state_dict())
+        with pytest.raises(ConfigurationError, match="create a new DataLoader"):
+            list(given)
+        del given
+
+
 def test_what_was_broken_off_is_begun_again_and_a_moved_loader_goes_on_there(server: ScriptedMesh) -> None:
     with loader(server) as one:
         given = DataLoader(one.as_iterable(), num_workers=2, prefetch_factor=1)
@@ -118,6 +157,27 @@ def test_without_collation_a_batch_is_its_fields(server: ScriptedMesh) -> None:
         assert sorted(first) == ["image", "label"]
         assert isinstance(first["image"], torch.Tensor)
         assert first["image"].shape == (16, 3, 8, 8)
+
+
+class EveryWorkerIterates(LoaderIterable):
+    """As people write a dataset who do not know `as_iterable`."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.loader)
+
+
+def test_workers_that_would_each_load_all_batches_are_refused(server: ScriptedMesh) -> None:
+    with loader(server, rank=None, world=None) as one, loader(server) as given:
+        several = DataLoader(EveryWorkerIterates(one), batch_size=None, num_workers=2)
+        with pytest.raises(
+            ConfigurationError,
+            match=r"2 workers .* load all batches: pass loader\.as_iter",
+        ):
+            list(several)
+        for workers in (0, 1):
+            assert len(list(DataLoader(EveryWorkerIterates(one), batch_size=None, num_workers=workers)))
+        split = DataLoader(EveryWorkerIterates(given), batch_size=None, num_workers=2)
+        assert len(list(split)) == 2 * len(given)  # its rank was given: whoever does so knows
 
 
 def test_batches_are_not_batched_again(server: ScriptedMesh) -> None:

@@ -14,11 +14,13 @@ import pytest
 from PIL import Image
 
 from meshsdk import ops
+from meshsdk.byte_sizes import format_size
 from meshsdk.cli import run
 from meshsdk.cli.bad_samples import file_name
 from meshsdk.client.s3_client import connect
 from meshsdk.loader.loader import Loader
 from meshsdk.open_dataset import open as open_dataset
+from tests.support.archive_files import tar_of
 from tests.support.required import required_module
 
 if TYPE_CHECKING:
@@ -142,6 +144,32 @@ def test_a_download_keeps_the_rights_of_the_file_that_it_replaces(
 def test_an_empty_object_has_an_empty_beginning(mesh: Any, s3: Any, bucket: str) -> None:
     s3.put_object(Bucket=bucket, Key="empty", Body=b"")
     assert mesh("head", f"s3://{bucket}/empty") == mesh("cat", f"s3://{bucket}/empty") == ""
+
+
+def test_a_terminal_is_told_what_an_object_is_whose_bytes_are_no_text(
+    mesh: Any, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, picture = tar_of({f"{n:02}.txt": b"text" for n in range(20)}), b"\x89PNG\r\n\x1a\n" + bytes(600)
+    s3.put_object(Bucket=bucket, Key="t/shard.tar", Body=shard)
+    s3.put_object(Bucket=bucket, Key="t/broken.tar", Body=b"\xff" * 1024)
+    s3.put_object(Bucket=bucket, Key="t/a.png", Body=picture, ContentType="image/png")
+    s3.put_object(Bucket=bucket, Key="t/a.txt", Body="Größe\n".encode() * 200)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+    def shown(key: str, *more: str) -> list[str]:
+        return str(mesh("head", *more, f"s3://{bucket}/t/{key}")).splitlines()
+
+    first, *files, everything, samples = shown("shard.tar")
+    assert first == f"s3://{bucket}/t/shard.tar: an archive (tar) of 20 files, {format_size(len(shard))}"
+    assert [line.split()[-1] for line in files] == [f"{n:02}.txt" for n in range(10)]
+    assert everything.endswith(f"mesh archive ls s3://{bucket}/t/shard.tar")
+    *_, command = samples.partition("mesh ")
+    assert "20 samples" in mesh(*command.replace("NAME=EXT", "text=txt").split())
+    assert shown("a.png")[0] == f"s3://{bucket}/t/a.png: image/png, 608 B; its bytes are no text"
+    assert shown("broken.tar")[-1] == f"samples: mesh head s3://{bucket}/t/ --kind KIND"
+    assert shown("a.txt", "-c", "11") == ["Größe", "Gr\ufffd"]  # cut within a character
+    [told] = lines("\n".join(shown("shard.tar", "--json")))
+    assert (told["kind"], told["files"], told["size"]) == ("tar", 20, len(shard))
 
 
 def test_objects_that_stand_for_folders_do_not_stop_a_copy(

@@ -200,6 +200,19 @@ def test_a_large_body_goes_straight_into_the_buffer(canned: Canned, transport: T
     assert target == body
 
 
+@pytest.mark.parametrize("size", [1, (64 << 10) - 1, 64 << 10, (1 << 20) + 7])
+def test_a_body_that_breaks_off_is_asked_for_again(canned: Canned, transport: Transport, size: int) -> None:
+    body = os.urandom(size)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % size
+    whole, half = head + b"\r\n" + body, head + b"Connection: close\r\n\r\n" + body[: size // 2]
+    canned.answers += [whole, half, whole, whole]
+    for _ in range(3):
+        found = transport.text(GET)
+        assert type(found) is bytes
+        assert found == body
+    assert (canned.answers, canned.accepted) == ([], 2)
+
+
 def test_a_connection_is_used_again_and_a_closing_one_is_not(canned: Canned, transport: Transport) -> None:
     ok = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
     canned.answers += [ok, ok, ok[:-2] + b"connection: close\r\n\r\n", ok]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import logging
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,16 @@ import pytest
 import meshsdk as mesh
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
 from tests.support.archive_files import tar_of
+from tests.support.required import required_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from meshsdk.open_dataset import Kind
     from tests.support.daemons import Daemon
+
+pa = required_module("pyarrow")
+pq = required_module("pyarrow.parquet")
 
 LINES = b"1\n2\n"
 
@@ -132,6 +138,74 @@ def test_what_lies_beside_samples_is_none(client: mesh.Client, bucket: str) -> N
         client.put(bucket, f"photos/{name}", b"x")
     photos = mesh.open(f"s3://{bucket}/photos", client=client)
     assert (photos.fields, photos.classes, len(photos)) == (("image", "label"), ("cat", "dog"), 2)
+
+
+def test_what_is_left_out_is_told(client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    for name in ("1.jpg", "1.txt", "2.jpg", "3.txt", "README.md"):
+        client.put(bucket, f"v1/{name}", b"x")
+    pinned = mesh.open(f"s3://{bucket}/v1", {"image": "jpg", "text": "txt"}, client=client)
+    assert (len(pinned), pinned.snapshot.skipped, len(pinned.snapshot.examples)) == (1, 2, 2)
+    [told] = caplog.messages
+    assert told.startswith(f"s3://{bucket}/v1/: left out 2 of 3: 'v1/2' lacks text, 'v1/3' lacks image; ")
+    assert '"jpg;jpeg"' in told
+    caplog.clear()
+    assert len(mesh.open(f"s3://{bucket}/v1", {"image": "jpg"}, client=client)) == 2
+    assert not caplog.messages
+
+
+def test_files_of_a_format_under_its_other_extension_are_told(
+    client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "meshsdk")
+    source = f"s3://{bucket}/v1/"
+    client.put(bucket, "v1/1.jpg", b"x")
+    client.put(bucket, "v1/2.jpg", b"x")
+    assert len(mesh.open(source, {"image": "jpg"}, client=client)) == 2
+    assert not caplog.messages
+    for number in range(2):  # to what was opened before
+        client.put(bucket, f"v1/more-{number}.JPEG", b"x")
+        caplog.clear()
+        assert len(mesh.open(source, {"image": "jpg"}, client=client)) == 2
+        [told] = caplog.messages
+        names = "1 name" if number == 0 else "2 names"
+        assert told == (
+            f"{source}: left out {names} in .jpeg, which is the extension of no field; "
+            'a field may have several extensions, such as "jpg;jpeg"'
+        )
+    caplog.clear()
+    assert len(mesh.open(source, {"image": "jpg;jpeg"}, client=client)) == 4
+    for number in range(2):
+        client.delete(bucket, f"v1/more-{number}.JPEG")
+    assert len(mesh.open(source, {"image": "jpg"}, client=client)) == 2
+    assert not caplog.messages
+
+
+def test_archives_and_tables_without_a_byte_are_told(
+    client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a copy that failed leaves them."""
+    caplog.set_level(logging.WARNING, "meshsdk")
+    out = io.BytesIO()
+    pq.write_table(pa.table({"x": [1, 2, None]}), out)
+    sources: tuple[tuple[str, str, bytes, Kind], ...] = (
+        ("packed", "0.tar", tar_of({f"{number}.txt": b"x" for number in range(2)}), "auto"),
+        ("rows", "0.parquet", out.getvalue(), "table"),
+        ("rows", "0.parquet", out.getvalue(), "parquet"),
+    )
+    for folder, name, body, kind in sources:
+        ending, fields = name[1:], {"x": "txt" if kind == "auto" else "x"}
+        client.put(bucket, f"none/{kind}/a{ending}", b"")
+        client.put(bucket, f"none/{kind}/b{ending}", b"")
+        with pytest.raises(NotFoundError, match=rf"a\{ending}', like the other 1, has no bytes: write"):
+            mesh.open(f"s3://{bucket}/none/{kind}", fields, kind=kind, client=client)
+        client.put(bucket, f"{folder}/{name}", body)
+        client.put(bucket, f"{folder}/1{ending}", b"")
+        caplog.clear()
+        assert len(mesh.open(f"s3://{bucket}/{folder}", fields, kind=kind, client=client)) == 2
+        [told] = caplog.messages
+        assert f"'{folder}/1{ending}' has no bytes: write and upload it again" in told
+        assert ("nulls='mask'" in told) == (kind == "table")
 
 
 def test_lines_without_an_extension_want_one(client: mesh.Client, bucket: str) -> None:

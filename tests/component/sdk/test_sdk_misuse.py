@@ -27,7 +27,7 @@ from meshsdk.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from meshsdk.open_dataset import Kind
     from tests.support.daemons import Daemon
@@ -146,15 +146,24 @@ def test_a_loader_that_was_made_before_the_ranks_met(
     with (
         mesh.Loader(ds, 4, **given) as early,
         mesh.Loader(ds, 4, **given, rank=0, world=1) as alone,
+        pickle.loads(pickle.dumps(early)) as sent,  # by mp.spawn, to a process that meets the others later
     ):
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        with pytest.raises(
-            ConfigurationError,
-            match=r"rank 0 of 1, .* this process is rank 1 of 2: create the loader after",
-        ):
-            iter(early)
+        uses: list[Callable[[], object]] = [
+            lambda: iter(early),
+            lambda: iter(sent),
+            lambda: early.at(0),
+            lambda: early.part(0, 0, 2),  # in a forked worker of a DataLoader
+            lambda: pickle.dumps(early),  # for a spawned one
+        ]
+        for use in uses:
+            with pytest.raises(
+                ConfigurationError,
+                match=r"rank 0 of 1, .* this process is rank 1 of 2: create the loader after",
+            ):
+                use()
         assert len(list(alone)) == 3
         with mesh.Loader(ds, 4, **given) as late:
             assert [found.rows for found in late] == [2, 2, 2]
@@ -400,6 +409,7 @@ def test_set_epoch_behind_a_state_gives_up_its_place(
         ("s3://misused/1.bin", {"x": "bin"}, r"if 1\.bin is a file, open its folder, s3://misused/\."),
         ("s3://misused/", {"x": "bin", "label": "class"}, 'write "@class" with the @'),
         ("s3://misused/nothing", {"x": "bin"}, "it is empty"),
+        ("s3://misused/", {"x": "bin,dat"}, 'Semicolons separate several extensions of a field: "jpg;jpeg"'),
     ],
 )
 def test_what_was_meant_where_nothing_is_found(

@@ -198,7 +198,7 @@ def test_a_lane_keeps_to_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_of_a_loader_on_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = types.SimpleNamespace(id=0, num_workers=2, seed=0)
     monkeypatch.setattr(torch_iterable, "get_worker_info", lambda: worker)
-    loader: Any = types.SimpleNamespace(device="cuda:0", _moves=0)
+    loader: Any = types.SimpleNamespace(device="cuda:0", _moves=0, _followers=set())
     with pytest.raises(ConfigurationError, match="Leave num_workers out"):
         iter(torch_iterable.LoaderIterable(loader))
 

@@ -177,6 +177,7 @@ def test_files_of_one_sample_have_none(given: str) -> None:
     [
         ("jsonl", "no kind 'jsonl'; did you mean 'lines'"),
         ("object", "did you mean 'objects'"),
+        ("csv", r"kind='lines' makes a sample of every line, .* Parquet: pandas\.read_csv"),
         ("coco", r"mesh\.open_coco"),
         ("9", "known: auto, chunks, lines, "),
         (None, "no kind None; known: auto"),

@@ -87,6 +87,13 @@ def test_a_long_wait_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> N
     assert "node-1: busy" in told[0]
 
 
+def test_a_wait_says_how_long_it_may_last(caplog: pytest.LogCaptureFixture) -> None:
+    patient = patience(60.0)
+    for second in range(5):
+        patient.delay(BusyError("busy", status=503), float(second))
+    assert "still retrying after 3.0 s of 60 s (attempt " in caplog.text
+
+
 def test_who_is_not_there_is_told_within_a_second(caplog: pytest.LogCaptureFixture) -> None:
     patient, now = patience(1e9), 0.0
     while not caplog.records:
