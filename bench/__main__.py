@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench import headlines, machine, report, results
+from bench import headlines, machine, report, results, scale_targets
 from bench.catalogue import BY_NAME, ENTRIES, listing
 from bench.photo_dataset import peers_python
 from bench.progress import Progress
@@ -185,9 +185,9 @@ one at hand the rounds that are.
 \b
 Exit codes:
   0    measured
-  1    a contender that took part has no figure (the table says why), or a row ended with an error
+  1    a contender that took part has no figure (the table says why), or a row or command ended with an error
   2    wrong usage
-  3    with --strict: a row misses one of its bars
+  3    with --strict: a row or a command misses one of its bars
   130  interrupted
 """
 
@@ -204,7 +204,12 @@ Exit codes:
 @click.option(
     "--report", "report_only", is_flag=True, help="write the report of the kept figures, measure nothing"
 )
-@click.option("--strict", is_flag=True, help="exit with 3 when a row that was measured misses a bar")
+@click.option(
+    "--targets",
+    is_flag=True,
+    help="the commands of docs/scale.md, one after the other, in 20 minutes; no row",
+)
+@click.option("--strict", is_flag=True, help="exit with 3 when a row or a command misses a bar")
 @click.option(
     "--figures",
     type=click.Path(path_type=Path),
@@ -224,6 +229,7 @@ def main(
     quick: bool,
     listed: bool,
     report_only: bool,
+    targets: bool,
     strict: bool,
     figures: Path | None,
     output: Path | None,
@@ -233,6 +239,8 @@ def main(
     if listed:
         click.echo(listing())
         return
+    if targets:
+        sys.exit(measured_targets(scale_targets.COMMANDS, strict=strict))
     scale = QUICK if quick else FULL
     if rounds:
         scale = replace(scale, rounds=rounds, loader_rounds=rounds)
@@ -255,6 +263,18 @@ def main(
     if target == REPORT:
         README.write_text(headlines.placed(README.read_text(), results.load(kept)))
     sys.exit(code or judged(rows, scale, strict=strict))
+
+
+def measured_targets(commands: Sequence[str], *, strict: bool) -> int:
+    """Run the commands of docs/scale.md, and say which missed a target; the exit code."""
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        missed, failed = scale_targets.measure(commands, click.echo)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    for command in missed:
+        click.echo(f"a target is missed: python -m {command}")
+    return WITHOUT_FIGURE if failed else MISSED if strict and missed else 0
 
 
 def judged(rows: dict[str, results.RowResult | None], scale: Scale, *, strict: bool) -> int:

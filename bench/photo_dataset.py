@@ -150,6 +150,12 @@ def upload_long(server: Server, album: Album, count: int) -> None:
         list(pool.map(put, tars(album)))
 
 
+def has_long(server: Server) -> bool:
+    """Whether `upload_long` has put its copies in the bucket."""
+    found = client(server).list_objects_v2(Bucket=BUCKET, Prefix="long/", MaxKeys=1)
+    return bool(found["KeyCount"])
+
+
 def _add(shard: tarfile.TarFile, name: str, body: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(body)

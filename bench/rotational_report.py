@@ -44,8 +44,9 @@ cache have that elsewhere, at no cost here. *Seeks* and *seconds* are the drive'
 clock; *media* is how long the bytes that were read pass under the head. *From memory* is the same epoch with
 another seed, all of it in the page cache. *Memory* is the most that all processes of the node have of their
 own, without page cache. *Foreign GETs* are those of another client: 64 KiB of loose objects, one after the
-other, with pauses of 50 ms. *A plain file* has the photographs one after the other and is read
+other, with pauses of 50 ms{beside}. *A plain file* has the photographs one after the other and is read
 without a server and without decoding: in order, and {rotational_reads:,} of them at random by 32 threads."""
+BESIDE_TEXT: Final = """, during the longer epoch: in one of seconds there are too few for a p99"""
 LONG_TEXT: Final = """*A longer epoch* has {long:,} photographs: the same shards in copies. Every epoch waits
 once for the first block of its order, of which the first batch needs a row from nearly every place; the
 longer the epoch, the less that counts. *Eight batches ahead* is `connections=8` and `prefetch_bytes` for nine
@@ -174,6 +175,9 @@ def bars(result: RowResult) -> list[list[str]]:
     waited, count = result.value(BESIDE.name, "p99_ms"), result.value(BESIDE.name, "foreign")
     title = f"p99 of {number(count, 0)} foreign GETs of 64 KiB, one at a time, during an epoch"
     lines.append([title, number(waited, 1, " ms"), verdict(waited, FOREIGN_BAR_MS, at_most=True)])
+    if (longest := result.value(BESIDE.name, "longest_ms")) is not None:
+        half = number(result.value(BESIDE.name, "p50_ms"), 1, " ms")
+        lines.append([f"the longest of them (half of them: up to {half})", number(longest, 1, " ms"), ""])
     return lines
 
 
@@ -183,7 +187,9 @@ def section(rows: Mapping[str, RowResult]) -> list[str]:
     if result is None or not result.contenders():
         return []
     size = SIZE if "rotational_long" in result.setup else 8 << 30  # figures of before have no longer epoch
-    text = TEXT.format(gib=size >> 30, **result.setup)
+    # Figures of before have no longest GET, and were taken during the epoch of the other ways.
+    beside = BESIDE_TEXT if result.value(BESIDE.name, "longest_ms") is not None else ""
+    text = TEXT.format(gib=size >> 30, beside=beside, **result.setup)
     if LONG.name in result.contenders():
         text += "\n\n" + LONG_TEXT.format(long=LONG.samples(result.setup))
     lines = [_line(result, name) for name in result.contenders()]

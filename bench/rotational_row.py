@@ -88,11 +88,12 @@ TARS: Final = Ours("Blocks over tar shards", 7000, "tar", 8)
 LOOSE: Final = Ours("Blocks over loose objects", 7100, "raw", 2)  # of 1,024: as many samples as 8 tars of 250
 FULL_SHUFFLE: Final = Ours("full shuffle of loose objects", 7200, "raw", 0)
 FOUR: Final = Ours("four sharing jobs, Blocks over tar shards", 7300, "tar", 8, jobs=JOBS)
-BESIDE: Final = Ours("Blocks over tar shards, beside foreign GETs", 7400, "tar", 8, foreign=True)
 KEPT: Final = Ours("Blocks over loose objects, decoded once", 7500, "raw", 2, keeps=True)
 AHEAD: Final = Ours("Blocks over tar shards, eight batches ahead", 7700, "tar", 8, ahead=8)
 LONG: Final = Ours("Blocks over tar shards, a longer epoch", 7600, "long", 8, long=True)
-WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, BESIDE, KEPT, AHEAD, LONG)
+BESIDE: Final = replace(LONG, name="Blocks over tar shards, beside foreign GETs", seed=7400, foreign=True)
+"""Over the longer epoch: a hundredth of the GETs in one of seconds is not one of them."""
+WAYS: Final = (TARS, LOOSE, FULL_SHUFFLE, FOUR, KEPT, AHEAD, LONG, BESIDE)
 ALONE: Final = (TARS, LOOSE, FULL_SHUFFLE, AHEAD, LONG)
 """Those that are run a second time, from the page cache."""
 IN_ORDER: Final = "a plain file, from beginning to end"
@@ -187,7 +188,10 @@ class Site:
         return [[*argv, *way.flags(number)]] * way.jobs
 
     def _fill_long(self, server: Server) -> None:
-        """Put the photographs of the longer epoch onto the drive, and open them once."""
+        """Put the photographs of the longer epoch onto the drive, unless they are there, and open them
+        once."""
+        if photo_dataset.has_long(server):
+            return
         photo_dataset.upload_long(server, self.album, self.scale.rotational_long)
         argv = [*argv_of(Turn(OURS[0], server), self.scale, self.root, self.root, 0), "--layout", LONG.layout]
         environment = photo_dataset.environment(server)
@@ -211,7 +215,7 @@ def _waited(waits: Sequence[float]) -> dict[str, float]:
     if len(waits) < 2:
         return {}
     cuts = quantiles(waits, n=100, method="inclusive")
-    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "foreign": len(waits)}
+    return {"p50_ms": cuts[49], "p99_ms": cuts[98], "longest_ms": max(waits), "foreign": len(waits)}
 
 
 def _get_until_done(s3: Any, waits: list[float], done: threading.Event) -> None:

@@ -70,8 +70,8 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
         kept = site.ours(row.KEPT, 0)
         shared = site.ours(replace(row.FOUR, jobs=2, foreign=True), 0)
         in_order, at_random = (site.plain(name, 0) for name in (row.IN_ORDER, row.AT_RANDOM))
-        longer = site.ours(row.LONG, 0)
-    for figure in (tars, kept, shared, in_order, at_random, longer):
+        longer, beside = site.ours(row.LONG, 0), site.ours(row.BESIDE, 0)
+    for figure in (tars, kept, shared, in_order, at_random, longer, beside):
         assert not figure.problem, figure
         assert figure.metrics["rate"] > 0
     assert tars.metrics["read_bytes"] >= stored
@@ -79,7 +79,8 @@ def test_our_epochs_at_toy_size(tmp_path: Path) -> None:
     assert tars.metrics["memory_mib"] > 10
     assert tars.metrics["warm_reads"] < tars.metrics["reads"]
     assert shared.metrics["foreign"] >= 2  # of the six that are asked for
-    assert shared.metrics["p99_ms"] >= shared.metrics["p50_ms"]
+    assert shared.metrics["longest_ms"] >= shared.metrics["p99_ms"] >= shared.metrics["p50_ms"]
+    assert beside.metrics["read_bytes"] >= 2 * stored
     foreign = shared.metrics["foreign"] * (4 * row.FOREIGN_BYTES)  # with read-ahead
     assert shared.metrics["read_bytes"] - foreign < 1.5 * tars.metrics["read_bytes"]
     assert in_order.metrics["read_bytes"] >= stored
@@ -121,6 +122,7 @@ def test_the_bars_are_of_the_best_peer_and_of_the_drive() -> None:
     assert bars["bytes read for four sharing jobs ÷ for one"] == ["1.00×", "≤ 1.05 met"]
     waits = "p99 of 80 foreign GETs of 64 KiB, one at a time, during an epoch"
     assert bars[waits] == ["60.0 ms", "≤ 50 **missed**"]
+    assert not any("longest" in title for title in bars)
     text = "\n".join(rotational_report.section({row.NAME: found}))
     assert "| Blocks over tar shards | 900 | 1,000 | 0.010 | 2.5 | 2.0 | 1.25× | 400 | – |" in text
     assert "| First epoch over 6,000 photographs on a rotational disk | 1.50× | litdata |" in (
@@ -140,6 +142,20 @@ def test_a_longer_epoch_is_compared_by_its_own_samples() -> None:
     text = "\n".join(rotational_report.section({row.NAME: found}))
     assert "*A longer epoch* has 36,000 photographs" in text
     assert f"{row.LONG.name}: first epoch ÷ from memory" in text
+
+
+def test_gets_beside_the_longer_epoch_are_told_with_their_median_and_the_longest() -> None:
+    """Figures of before are of a short epoch, and say nothing of a longer one."""
+    found = result()
+    assert "during the longer epoch" not in "\n".join(rotational_report.section({row.NAME: found}))
+    metrics = {"p99_ms": 40.0, "p50_ms": 15.0, "longest_ms": 70.0, "foreign": 400.0}
+    figures = [each for each in found.figures if each.contender != row.BESIDE.name]
+    found = replace(found, figures=(*figures, Figure(row.BESIDE.name, 0, metrics)))
+    assert "during the longer epoch" in "\n".join(rotational_report.section({row.NAME: found}))
+    bars = {title: told for title, *told in rotational_report.bars(found)}
+    waits = "p99 of 400 foreign GETs of 64 KiB, one at a time, during an epoch"
+    assert bars[waits] == ["40.0 ms", "≤ 50 met"]
+    assert bars["the longest of them (half of them: up to 15.0 ms)"] == ["70.0 ms", ""]
 
 
 def test_from_memory_is_bounded_by_the_media_rate() -> None:

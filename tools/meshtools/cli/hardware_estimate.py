@@ -254,9 +254,9 @@ def _op_seconds(nodes: Sequence[Scrape]) -> float:
 
 def _show_assumptions(session: Session, assumed: Assumptions) -> None:
     for name, figure in assumed.items():
-        told = f"{figure.source}{', ' * bool(figure.date)}{figure.date}"
+        origin = f"{figure.source}{', ' * bool(figure.date)}{figure.date}"
         session.show(
-            f"{name:34} {figure.value:<12g} {told}",
+            f"{name:34} {figure.value:<12g} {origin}",
             name=name,
             value=figure.value,
             source=figure.source,

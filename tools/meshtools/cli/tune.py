@@ -206,13 +206,13 @@ def _outcome_text(found: Outcome) -> str:
     if not change.rate:
         return f"{change.kind} of {change.target}: changed; back: {change.undo}"
     rates = " → ".join(f"{rate.mean:,.0f} ± {rate.error:,.0f}" for rate in (found.before, found.after))
-    told = f"{change.kind} of {change.target}: {rates} samples/s, {found.gain:.2f} ± {found.noise:.2f}×"
-    told += f"; predicted {change.gain:.2f}×"
+    text = f"{change.kind} of {change.target}: {rates} samples/s, {found.gain:.2f} ± {found.noise:.2f}×"
+    text += f"; predicted {change.gain:.2f}×"
     if not found.certain:
-        told += "; this is within the noise, a longer --window tells more"
+        text += "; this is within the noise, a longer --window tells more"
     elif found.gain < 1:
-        told += f"; slower: take it back with {change.undo}"
-    return told if found.settled else f"{told}; measured before the loops were an epoch further"
+        text += f"; slower: take it back with {change.undo}"
+    return text if found.settled else f"{text}; measured before the loops were an epoch further"
 
 
 def _outcome_record(found: Outcome) -> dict[str, Any]:

@@ -196,8 +196,8 @@ def disk_notes(about: PlanFacts) -> list[str]:
     """Returns the seeks per sample of the nodes' rotational disks, and above MANY_SEEKS what to do."""
     if about.seeks is None:
         return []
-    told = f"rotational disks of the nodes: {about.seeks:.2g} seeks per sample"
-    return [f"{told}: {_fewer_seeks(about)}" if _seeks_often(about) else told]
+    message = f"rotational disks of the nodes: {about.seeks:.2g} seeks per sample"
+    return [f"{message}: {_fewer_seeks(about)}" if _seeks_often(about) else message]
 
 
 def _advice(found: Split, stall: str, left: float, fix: str) -> Advice:

@@ -89,19 +89,21 @@ class NodeSurvey:
         """Called when a run begins. The first run is `fetch`, the second `preprocessing`."""
         if run not in ("fetch", "preprocessing"):
             return
-        told = read_counters(self.transport)
+        counters = read_counters(self.transport)
         seconds: dict[str, float] = {}
-        for node in told:
+        for node in counters:
             for op, taken in node.sum_by_label("meshd_op_seconds_total", "op").items():
                 seconds[op] = seconds.get(op, 0.0) + taken
         if run == "fetch":
             self._before = seconds
         else:
             self._spent = {op: taken - self._before.get(op, 0.0) for op, taken in seconds.items()}
-            samples, seeks = _reads_ahead(told)
+            samples, seeks = _reads_ahead(counters)
             self._ahead = samples - self._ahead[0], seeks - self._ahead[1]
-            self._transforms = int(sum(node.sum_of("meshd_processes_up", role="transform") for node in told))
-            self._cores = int(sum(node.sum_of("meshd_cores") for node in told))
+            self._transforms = int(
+                sum(node.sum_of("meshd_processes_up", role="transform") for node in counters)
+            )
+            self._cores = int(sum(node.sum_of("meshd_cores") for node in counters))
 
     def plan_facts(self, subject: MeasuredPlan, network: Network) -> PlanFacts:
         """Returns what the nodes report about the plan and its source."""
@@ -157,9 +159,9 @@ def read_counters(transport: Transport) -> list[Scrape]:
     return found
 
 
-def _reads_ahead(told: Iterable[Scrape]) -> tuple[float, float]:
+def _reads_ahead(scrapes: Iterable[Scrape]) -> tuple[float, float]:
     """Returns the samples that nodes have read ahead from rotational disks, and the seeks of that."""
-    nodes = list(told)
+    nodes = list(scrapes)
     return (
         sum(node.sum_of("meshd_read_ahead_samples_total") for node in nodes),
         sum(node.sum_of("meshd_read_ahead_seeks_total") for node in nodes),
@@ -189,11 +191,11 @@ def examine(
 ) -> Diagnosis:
     """Diagnoses a plan. `step_seconds`: the time that a step would compute. If a batch has more bad samples
     than the plan allows, others are measured in their place, and a note names them. Raises MeshError."""
-    told: set[str] = set()
+    seen: set[str] = set()
 
     def begins(run: str) -> None:
-        if run not in told:
-            told.add(run)
+        if run not in seen:
+            seen.add(run)
             progress(run)
 
     try:
@@ -265,9 +267,9 @@ def uncertainty_notes(checkup: MeasurementRuns) -> list[str]:
         if run.doubt > UNSURE and (computes or name != "compute")
     }
     if unsure:
-        told = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
+        listed = ", ".join(f"{TITLES[name]} ±{doubt:.0%}" for name, doubt in unsure.items())
         found.append(
-            f"step times vary ({told} of a step with it): other programs may keep this machine busy. "
+            f"step times vary ({listed} of a step with it): other programs may keep this machine busy. "
             "Use more --steps for figures that are more certain"
         )
     if network.missed > 0:

@@ -44,8 +44,12 @@ class ScriptHook:
 
     def __init__(self, place: Path) -> None:
         self.place, self.pid = place, os.getpid()
-        told = json.loads((place / DIRECTIVE).read_text())
-        self.steps, self.number, self.doctor = int(told["steps"]), int(told["loader"]), int(told["pid"])
+        directive = json.loads((place / DIRECTIVE).read_text())
+        self.steps, self.number, self.doctor = (
+            int(directive["steps"]),
+            int(directive["loader"]),
+            int(directive["pid"]),
+        )
         self.seen: weakref.WeakKeyDictionary[Loader, int] = weakref.WeakKeyDictionary()
         self.count = 0
         self.checkup: MeasurementRuns | None = None
@@ -146,8 +150,8 @@ def examine_script(
     started, and MeshError if it ends before the measurement is complete."""
     with tempfile.TemporaryDirectory(prefix="mesh-doctor-") as folder:
         place = Path(folder)
-        told = {"steps": steps, "loader": loader, "pid": os.getpid()}
-        (place / DIRECTIVE).write_text(json.dumps(told))
+        directive = {"steps": steps, "loader": loader, "pid": os.getpid()}
+        (place / DIRECTIVE).write_text(json.dumps(directive))
         try:
             process = subprocess.Popen(
                 list(command), stdout=2, env={**os.environ, DOCTOR_VARIABLE: folder}, start_new_session=True

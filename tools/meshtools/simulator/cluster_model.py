@@ -15,7 +15,7 @@ from meshwire.cluster.placement import compute_placement
 from meshwire.cluster.routes import routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     import numpy.typing as npt
 
@@ -96,17 +96,11 @@ class ClusterModel:
 
     def mark_away(self, nodes: Iterable[int]) -> None:
         """Nodes do not answer, and are marked together."""
-        self._become(self._changed(nodes, transitions.mark_node_away))
+        self._become(transitions.mark_nodes_away(self.map, [self.names[node] for node in nodes]))
 
     def give_up(self, nodes: Iterable[int]) -> None:
         """Nodes are given up: their share is rebuilt on others."""
-        self._become(self._changed(nodes, transitions.mark_node_down))
-
-    def _changed(self, nodes: Iterable[int], change: Callable[[ClusterMap, str], ClusterMap]) -> ClusterMap:
-        cluster = self.map
-        for node in nodes:
-            cluster = change(cluster, self.names[node])
-        return cluster
+        self._become(transitions.mark_nodes_down(self.map, [self.names[node] for node in nodes]))
 
     def bring_back(self, nodes: Iterable[int]) -> None:
         """Nodes that were away answer again, and are complete at once."""

@@ -1,8 +1,8 @@
-"""Repairs: what nodes copy from each other after the map has changed, and how long that takes.
+"""Repairs: the slots that nodes copy from each other after a change of the map, and how long that takes.
 
-Law: a copy of a slot is made from an owner that has it and answers; of several, slots take turns, as in
-`SyncPlan.first_peers` of the nodes. No node receives or sends faster than the rate of repairs, and no rack
-faster than its uplink.
+Law: a slot is copied from an owner that has it and answers. If there are several, the slots use them in turn,
+as in `SyncPlan.first_peers` of the nodes. No node receives or sends faster than the rate of repairs, and no
+rack faster than its uplink.
 """
 
 from __future__ import annotations
@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was copied, and why. seconds: until the last node has all that it should; slots: copies of slots;
-    senders, receivers, racks: nodes that send, nodes that receive, and the racks of these; most: slots of the
-    node that receives the most. short_bytes, short_seconds: how much had fewer copies than it should, and for
-    how long at most; 0 if nothing had."""
+    """The copies made after one change of the map.
+
+    Attributes:
+        why: the change.
+        bytes: bytes copied.
+        seconds: time until every node has its data.
+        slots: copies of slots.
+        senders: number of nodes that send.
+        receivers: number of nodes that receive.
+        racks: number of racks with such a receiver.
+        most: slots of the node that receives most.
+        short_bytes: bytes that had fewer copies than they should; 0 if there were none.
+        short_seconds: the longest time for which any had.
+    """
 
     why: str
     bytes: float
@@ -42,24 +52,24 @@ class Repair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyPlan:
-    """Copies of slots that are to be made, as int64[n]: of each, the node that receives it and the one that
-    sends it. `nodes`: of the mesh."""
+    """Copies of slots to be made. For each, `receivers` and `senders` (int64[n]) have the numbers of the two
+    nodes. `nodes`: the number of nodes of the mesh."""
 
     receivers: Integers
     senders: Integers
     nodes: int
 
     def received(self) -> Integers:
-        """Return int64[nodes]: slots that each node receives."""
+        """Return int64[nodes]: the number of slots that each node receives."""
         return np.bincount(self.receivers, minlength=self.nodes)
 
     def sent(self) -> Integers:
-        """Return int64[nodes]: slots that each node sends."""
+        """Return int64[nodes]: the number of slots that each node sends."""
         return np.bincount(self.senders, minlength=self.nodes)
 
     def seconds(self, mesh: Mesh, slot_bytes: float) -> Floats:
-        """Return float64[nodes]: when each node has all that it receives, 0 if it receives nothing. It waits
-        for the slowest of itself, its senders, and the uplinks between them."""
+        """Return float64[nodes]: the time until each node has received everything, 0 if it receives nothing.
+        That is determined by the slowest of itself, its senders, and the uplinks between them."""
         times = np.zeros(self.nodes)
         of_node = np.maximum(self.received()[self.receivers], self.sent()[self.senders])
         took = of_node * slot_bytes / mesh.repair_bytes_per_second
@@ -75,8 +85,9 @@ class CopyPlan:
 
 
 def plan_copies(before: Integers, after: Integers, gone: npt.NDArray[np.bool_]) -> CopyPlan:
-    """Plan the copies of a change of the owners, int64[slots, copies], −1 for none. gone: bool[nodes + 1],
-    the nodes that do not answer, and True for nobody. What no node has any more is not copied."""
+    """Plan the copies after a change of the owners. `before`, `after`: the owners of each slot, int64[slots,
+    copies], −1 for none. `gone`: bool[nodes + 1], the nodes that do not answer; the last entry, for −1, is
+    True. Slots without an owner that answers are not copied."""
     nodes = gone.size - 1
     there = ~gone[before]
     answering = there.sum(axis=1)

@@ -217,10 +217,10 @@ def durability_figures(name: str, found: Durability) -> dict[str, Any]:
 def durability_text(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the report of years of failures for people."""
     each = figures
-    told = "" if each["nines_simulated"] is None else f", {each['nines_simulated']} simulated"
+    suffix = "" if each["nines_simulated"] is None else f", {each['nines_simulated']} simulated"
     yield f"{each['scenario']}: {each['years']:g} years, {each['disk_failures']:,} disks failed"
     yield (
         f"  {each['parts_lost']:,} of {each['parts']:,} parts of the data lost all copies; by the formula "
         f"{each['parts_lost_expected']:,.4g}"
     )
-    yield f"  durability of a year: {each['nines']} nines by the formula{told}"
+    yield f"  durability of a year: {each['nines']} nines by the formula{suffix}"

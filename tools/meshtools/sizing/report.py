@@ -45,16 +45,16 @@ def table(estimates: Sequence[Estimate], assumed: Assumptions) -> Iterator[str]:
     )
     for each in estimates:
         bought, bound = each.hardware, each.bound
-        told = f"{_resource_text(bound.resource)} {bound.utilization:.0%}"
+        bound_text = f"{_resource_text(bound.resource)} {bound.utilization:.0%}"
         if each.problems:
-            told += f" ({', '.join(each.problems)})"
+            bound_text += f" ({', '.join(each.problems)})"
         yield (
             f"{each.design.name:26} {bought.nodes:5} {bought.rotational_drives:6} {bought.nvme_drives:5} "
             f"{bought.nodes * bought.cores_per_node:6} "
             f"{bytes_text(bought.nodes * bought.memory_bytes_per_node):>8} "
             f"{bought.nodes * bought.nics_per_node:6} {drives_usd(bought, assumed):10,.0f} "
             f"{each.hardware_usd:10,.0f} {seconds_text(each.epoch_seconds):>8} "
-            f"{seconds_text(each.total_seconds):>8} {each.usd_per_epoch:8.2f} {each.runs:5}  {told}"
+            f"{seconds_text(each.total_seconds):>8} {each.usd_per_epoch:8.2f} {each.runs:5}  {bound_text}"
         )
 
 

@@ -81,10 +81,10 @@ def read_page(path: Path) -> tuple[Job, Figures] | None:
 def _described(data: bytes, figures: Figures) -> tuple[Job, Figures] | None:
     _, length = HEAD.unpack_from(data)
     try:
-        told: Any = json.loads(data[HEAD.size : HEAD.size + min(length, FIGURES_OFFSET - HEAD.size)])
-        pid, rank, world, batch = (int(told[name]) for name in ("pid", "rank", "world", "batch"))
-        source, plan, name, host = (_plain(told[key]) for key in ("source", "plan", "name", "host"))
-        job = Job(pid, rank, world, source, plan, batch, name, host, float(told["started"]))
+        document: Any = json.loads(data[HEAD.size : HEAD.size + min(length, FIGURES_OFFSET - HEAD.size)])
+        pid, rank, world, batch = (int(document[name]) for name in ("pid", "rank", "world", "batch"))
+        source, plan, name, host = (_plain(document[key]) for key in ("source", "plan", "name", "host"))
+        job = Job(pid, rank, world, source, plan, batch, name, host, float(document["started"]))
     except (ValueError, KeyError, TypeError, OverflowError):
         return None
     return job, figures

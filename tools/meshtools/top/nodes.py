@@ -34,7 +34,7 @@ class NodeSnapshot:
 
     endpoint: str
     now: float
-    told: Scrape | None
+    metrics: Scrape | None
     why: str = ""
 
 
@@ -100,10 +100,10 @@ class Nodes:
 
 def _look(endpoint: Endpoint, clock: Callable[[], float]) -> NodeSnapshot:
     try:
-        told = scrape(endpoint, _TIMEOUT)
+        scraped = scrape(endpoint, _TIMEOUT)
     except MeshError as error:
         return NodeSnapshot(str(endpoint), clock(), None, str(error)[:200])
-    return NodeSnapshot(str(endpoint), clock(), told)
+    return NodeSnapshot(str(endpoint), clock(), scraped)
 
 
 def find_nodes(endpoint: str | None = None, ca_cert: str | None = None) -> Nodes:
@@ -134,9 +134,9 @@ def _mapped(endpoint: str, ca_cert: str) -> list[Endpoint]:
 
 def rates(before: NodeSnapshot, after: NodeSnapshot) -> NodeRates:
     """Returns the rates of a node between two snapshots."""
-    if before.told is None or after.told is None:
+    if before.metrics is None or after.metrics is None:
         return NodeRates(after.endpoint, after.why or before.why or "no answer")
-    was, now, seconds = before.told, after.told, max(after.now - before.now, 1e-6)
+    was, now, seconds = before.metrics, after.metrics, max(after.now - before.now, 1e-6)
 
     def rate(name: str, **labels: str) -> float:
         return max(now.sum_of(name, **labels) - was.sum_of(name, **labels), 0.0) / seconds
@@ -199,12 +199,14 @@ def _place(
     between the snapshots; others may know an earlier run of it."""
     found: list[tuple[float, float]] = []
     for was, now in zip(before, after, strict=True):
-        if was.told is None or now.told is None:
+        if was.metrics is None or now.metrics is None:
             continue
-        passed = (each.sum_of("meshd_loader_seconds_total", loader=loader) for each in (was.told, now.told))
-        if len(set(passed)) == 2 and loader in now.told.sum_by_label("meshd_loader_epochs", "loader"):
-            positions = now.told.sum_of("meshd_loader_epoch_samples", loader=loader)
-            found.append((now.told.sum_of("meshd_loader_epochs", loader=loader), positions))
+        passed = (
+            each.sum_of("meshd_loader_seconds_total", loader=loader) for each in (was.metrics, now.metrics)
+        )
+        if len(set(passed)) == 2 and loader in now.metrics.sum_by_label("meshd_loader_epochs", "loader"):
+            positions = now.metrics.sum_of("meshd_loader_epoch_samples", loader=loader)
+            found.append((now.metrics.sum_of("meshd_loader_epochs", loader=loader), positions))
     return max(found, default=(None, 0.0))
 
 
@@ -214,9 +216,9 @@ def _gained(
     """Returns the increase by loader, over the nodes that answered both times."""
     found: dict[str, float] = {}
     for was, now in zip(before, after, strict=True):
-        if was.told is None or now.told is None:
+        if was.metrics is None or now.metrics is None:
             continue
-        earlier = was.told.sum_by_label(name, "loader", **labels)
-        for loader, value in now.told.sum_by_label(name, "loader", **labels).items():
+        earlier = was.metrics.sum_by_label(name, "loader", **labels)
+        for loader, value in now.metrics.sum_by_label(name, "loader", **labels).items():
             found[loader] = found.get(loader, 0.0) + max(value - earlier.get(loader, 0.0), 0.0)
     return found

@@ -81,9 +81,9 @@ class Screen:
 
 def take_snapshot(whom: Nodes) -> Snapshot:
     """Takes a snapshot."""
-    told = whom.scrape_all(time.monotonic)
+    nodes = whom.scrape_all(time.monotonic)
     jobs = {(job.pid, job.started): (job, figures) for job, figures in read_pages()}
-    return Snapshot(time.monotonic(), hosts.read_host(), gpus.read_gpus(), jobs, told)
+    return Snapshot(time.monotonic(), hosts.read_host(), gpus.read_gpus(), jobs, nodes)
 
 
 def diff_snapshots(before: Snapshot, after: Snapshot, notes: Sequence[str] = ()) -> Screen:

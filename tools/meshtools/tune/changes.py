@@ -194,7 +194,7 @@ def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
     # A fixed part of the samples is kept, so the share of hits is the share of the bytes.
     whole = kept / hits if hits > WORTH / 5 and kept else facts.bytes * _assumed_growth(model)
     measured = "" if saved is not None and kept else ", by the assumed costs of photographs"
-    told = (
+    reason = (
         f"{_waits(model)}; {hits:.0%} of its samples are decoded already, a hit spares "
         f"{1000 * spared:.2g} of {1000 * full:.2g} ms of processor{measured}"
     )
@@ -213,7 +213,7 @@ def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
                 model,
                 "decoded quota",
                 facts.bucket,
-                f"{told}; the quota of {facts.bucket}, {format_size(quota)} a node, is the bound: "
+                f"{reason}; the quota of {facts.bucket}, {format_size(quota)} a node, is the bound: "
                 f"{format_size(wanted)} keep {share:.0%}, after one more epoch",
                 f"mesh bucket change {facts.bucket} --decoded-quota {wanted}",
                 forecast(wanted * nodes),
@@ -232,8 +232,8 @@ def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
             model,
             "decoded cache",
             "all nodes",
-            f"{told}; the cache of {format_size(int(limit / nodes))} a node is full, the disks have room for "
-            f"{format_size(wanted)}",
+            f"{reason}; the cache of {format_size(int(limit / nodes))} a node is full, the disks have room "
+            f"for {format_size(wanted)}",
             f"meshd serve --decoded-cache {wanted} (on each node, with a restart, which empties it)",
             forecast(wanted * nodes),
         )
