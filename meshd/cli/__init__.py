@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         meshd.main(args=arguments, prog_name="meshd")
     except Exception as error:
-        if (told := open_files_message(error)) is None and not isinstance(error, MeshdError):
+        if (message := open_files_message(error)) is None and not isinstance(error, MeshdError):
             raise
-        click.echo(f"meshd: {told or error}", err=True)
+        click.echo(f"meshd: {message or error}", err=True)
         raise SystemExit(1) from None

@@ -66,10 +66,10 @@ def _examined(
             require_index_file_system(directory)
         except FormatError as error:
             problems = [*problems, str(error)]
-    told = {"directory": str(directory), "is": what, "problems": problems}
+    report = {"directory": str(directory), "is": what, "problems": problems}
     if found is None:
-        return told | {"file_system": "", "source": "", "mount_point": "", "write_cache": ""}
-    return told | {
+        return report | {"file_system": "", "source": "", "mount_point": "", "write_cache": ""}
+    return report | {
         "file_system": found.kind,
         "source": found.source,
         "mount_point": found.mount_point,

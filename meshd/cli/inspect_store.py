@@ -141,8 +141,8 @@ def record(settings: StoreSettings, bucket: str, key: str, version: str | None, 
         if name != "extents":
             table.add_row(name, str(value))
     for number, extent in enumerate(document["extents"]):
-        told = f"{extent['length']:,} bytes, crc32c {extent['crc32c']:08x}"
-        table.add_row("" if number else "extents", f"{extent['path']} +{extent['offset']} ({told})")
+        text = f"{extent['length']:,} bytes, crc32c {extent['crc32c']:08x}"
+        table.add_row("" if number else "extents", f"{extent['path']} +{extent['offset']} ({text})")
     _console().print(table)
 
 
@@ -178,9 +178,9 @@ def versions(settings: StoreSettings, bucket: str, key: str, as_json: bool) -> N
 
 
 def _version(record: Record) -> dict[str, Any]:
-    fields = ("size", "etag", "stamp", "marker", "tags", "owner")
-    told = {name: getattr(record, name) for name in fields}
-    return {"version": record.version or NULL, "modified": _time(record.modified), **told}
+    names = ("size", "etag", "stamp", "marker", "tags", "owner")
+    fields = {name: getattr(record, name) for name in names}
+    return {"version": record.version or NULL, "modified": _time(record.modified), **fields}
 
 
 def _time(modified: int) -> str:

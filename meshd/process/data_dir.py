@@ -105,8 +105,8 @@ def _move_cache_index(settings: NodeSettings) -> None:
     try:
         earlier.rename(now)
     except OSError as error:
-        told = "the cache of origins starts empty; delete the directory of its earlier index"
-        _log.warning(told, extra={"directory": str(earlier), "why": error.strerror})
+        message = "the cache of origins starts empty; delete the directory of its earlier index"
+        _log.warning(message, extra={"directory": str(earlier), "why": error.strerror})
         return
     with suppress(OSError):
         for each in (earlier.parent, now.parent):

@@ -65,9 +65,9 @@ def resident_by_role(supervisor: int, proc: Path = _PROC) -> dict[str, int]:
 
 
 def _machine(proc: Path) -> Iterator[MemoryRoom]:
-    told = _sizes(proc / "meminfo")
-    if "MemAvailable" in told and "MemTotal" in told:
-        yield MemoryRoom(told["MemAvailable"], told["MemTotal"])
+    sizes = _sizes(proc / "meminfo")
+    if "MemAvailable" in sizes and "MemTotal" in sizes:
+        yield MemoryRoom(sizes["MemAvailable"], sizes["MemTotal"])
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[MemoryRoom]:
@@ -93,8 +93,8 @@ def _limit(folder: Path, kind: _CgroupVersion) -> Iterator[MemoryRoom]:
     limit, used = _text(folder / kind.limit).strip(), _text(folder / kind.used).strip()
     if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
         words = (line.split() for line in _text(folder / "memory.stat").splitlines())
-        told = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
-        freeable = sum(told.get(kind.prefix + name, 0) for name in _FREEABLE)
+        sizes = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2}
+        freeable = sum(sizes.get(kind.prefix + name, 0) for name in _FREEABLE)
         yield MemoryRoom(max(0, min(int(limit), int(limit) - int(used) + freeable)), int(limit))
 
 
@@ -109,8 +109,8 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _resident(pid: int, proc: Path) -> int:
-    told = _sizes(proc / str(pid) / "status")
-    return sum(told.get(name, 0) for name in _OWN)
+    sizes = _sizes(proc / str(pid) / "status")
+    return sum(sizes.get(name, 0) for name in _OWN)
 
 
 def _sizes(path: Path) -> dict[str, int]:

@@ -27,6 +27,7 @@ from meshd.documents.garbage_collector import (
     is_collector_leader,
 )
 from meshd.objects.buckets.lifecycle_runner import LifecycleRunner
+from meshd.objects.buckets.service import ChangeBroadcast
 from meshd.process import memory_usage
 from meshd.process.wiring.cluster import (
     quarantine_damaged,
@@ -65,6 +66,7 @@ _SURVEYED = 64  # peers at a time: all of 10,000 nodes would make 3 million conn
 _CHECKPOINTS_PER_INTERVAL = 2  # so that one that takes long is still in time
 _SAY_AGAIN = 60.0  # seconds until a failure that goes on is logged again: some tasks run four times a second
 _COMPACTION_SHARE = 0.5  # below this share of dead bytes, a rewrite costs more than it frees
+_COMPACTION_SHARE_WHEN_FULL = 0.2  # costs do not matter then
 
 
 class PeriodicTask(msgspec.Struct, frozen=True):
@@ -216,6 +218,7 @@ def document_collector(node: NodeContext, watch: ClockWatch | None = None) -> Do
         lambda: (text for _, text in document_references(node)),
         node.clock,
         lambda: is_collector_leader(node.mesh),
+        announce=ChangeBroadcast(node.control, node.mesh, node.peers, settings.workers).broadcast,
         days=settings.keep_documents_days,
         tombstone_ttl_ms=int(1000 * settings.tombstone_ttl),
         settle_seconds=SETTLE_SECONDS,
@@ -247,11 +250,11 @@ async def _repeat(task: PeriodicTask) -> None:
 
 
 def _report_failure(name: str, error: Exception) -> None:
-    told = {"task": name, "why": str(error)}
+    fields = {"task": name, "why": str(error)}
     if isinstance(error, ControlError):
-        _log.warning("a periodic task is postponed: the control store cannot be used", extra=told)
+        _log.warning("a periodic task is postponed: the control store cannot be used", extra=fields)
     elif _lacks_resources(error):
-        _log.warning("a periodic task is postponed: out of file descriptors or memory", extra=told)
+        _log.warning("a periodic task is postponed: out of file descriptors or memory", extra=fields)
     else:
         _log.error("a periodic task failed; it will be retried", extra={"task": name}, exc_info=error)
 
@@ -347,7 +350,8 @@ async def compact(store: Store, clock: Clock) -> int:
     """Rewrite segments that are mostly dead, one after the other, and remove those emptied earlier. Returns
     how many were emptied now."""
     emptied = 0
-    for file in store.compactor.candidates(_COMPACTION_SHARE):
+    short = await asyncio.to_thread(store.compactor.is_short_of_space)
+    for file in store.compactor.candidates(_COMPACTION_SHARE_WHEN_FULL if short else _COMPACTION_SHARE):
         began = clock.monotonic()
         try:
             emptied += await store.compactor.compact(file)

@@ -156,12 +156,12 @@ def get_lease() -> tuple[int, float]:
 
 
 def announce_end() -> None:
-    """Records that the node was told to end, and takes no new connections."""
+    """Records that the node is shutting down, and accepts no new connections."""
     _ending[0] = 1
 
 
 def is_ending() -> bool:
-    """Returns True if the node was told to end."""
+    """Returns True if the node is shutting down."""
     return _ending[0] == 1
 
 

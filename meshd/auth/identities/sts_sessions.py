@@ -104,8 +104,8 @@ class TokenSeal:
     def fingerprint(self, access_key: str, secret_key: str, rounds: tuple[int, int] = (0, 0)) -> bytes:
         """Return a mark that differs for another key pair with the same access key, and that changes when the
         sessions of the key or of its user are revoked (`rounds` of the user and of the key)."""
-        told = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
-        text = f"{access_key}\0{secret_key}{told}".encode()
+        suffix = f"\0{rounds[0]}\0{rounds[1]}" if any(rounds) else ""
+        text = f"{access_key}\0{secret_key}{suffix}".encode()
         return hmac.digest(self._secret.derive_key("session parent"), text, "sha256")[:16]
 
     def _code(self, payload: bytes) -> bytes:

@@ -80,8 +80,8 @@ class WebIdentityExchange:
             raise StsError("AccessDenied", _NOT_AUTHORIZED)
         unmet = unmet_condition(role.conditions, valid.claims)
         if unmet is not None:
-            told = {"role": role.name, "idp": provider.name, "subject": valid.subject, "claim": unmet.claim}
-            _log.warning("a role does not trust a valid token", extra=told)
+            fields = {"role": role.name, "idp": provider.name, "subject": valid.subject, "claim": unmet.claim}
+            _log.warning("a role does not trust a valid token", extra=fields)
             raise StsError("AccessDenied", _NOT_AUTHORIZED)
         return self._issue(wanted, role, provider, valid)
 

@@ -160,7 +160,7 @@ async def _request(
     address = await _resolve(host, port, public_only=public_only)
     _, connection = await loop.create_connection(
         lambda: HttpConnection(host),
-        address,  # the one that was checked, whatever the name means by now
+        address,  # the one that was checked, even if the name resolves to another one now
         port,
         ssl=tls if secure else None,
         server_hostname=host if secure else None,

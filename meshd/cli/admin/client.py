@@ -198,7 +198,7 @@ def _document(status: int, answer: bytes) -> Any:
         ) from None
     if error is None:
         return document
-    told = f"{error['message']} ({error['code']})"
+    message = f"{error['message']} ({error['code']})"
     if error.get("help"):
-        told += f"\n{error['help']}"
-    raise click.ClickException(told)
+        message += f"\n{error['help']}"
+    raise click.ClickException(message)

@@ -86,8 +86,8 @@ def add_revoke_command(group: click.Group, path: str, argument: str, question: s
         query = {"before": before} if before else None
         done = node.request("DELETE", "admin", path, name, "sessions", query=query)
         which = f"issued before {before}" if before else "issued until now"
-        told = f"revoked the temporary credentials of {name} {which}; requests in progress still complete"
-        answer(done, as_json, lambda: print_hint(told))
+        message = f"revoked the temporary credentials of {name} {which}; requests in progress still complete"
+        answer(done, as_json, lambda: print_hint(message))
 
 
 def parse_duration(text: str, option: str = "--duration") -> int:

@@ -135,8 +135,8 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
                 if why
             ]
             if wrong:
-                told = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
-                _log.warning("objects could not be written to their origin", extra=told)
+                fields = {"bucket": bucket.name, "objects": len(wrong), "why": wrong[0]}
+                _log.warning("objects could not be written to their origin", extra=fields)
             left += len(wrong)
     metrics.origin_dirty.set(left)
     return left

@@ -46,8 +46,11 @@ from meshd.server.peer_endpoint import peer_routes
 from meshd.server.proxy.fan_out import FanOut
 from meshd.server.proxy.forwarder import Forwarder
 from meshd.server.proxy.hops import BucketRevisions, HopSigner
+from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.health_monitor import DiskState
+from meshd.store.disks.page_loader import PageLoader
 from meshd.store.replica.inventory import HeldName, HeldVersion
+from meshd.telemetry import metrics
 from meshd.util import shared_counters
 from meshd.util.async_tasks import poll_in_thread
 from meshd.util.disk_space import measure_disk_space
@@ -76,8 +79,16 @@ _MAP_GRACE: Final = 2.0  # seconds for requests that a process began with an ear
 def sync_source(node: NodeContext, rest: Callable[[int], Awaitable[None]] | None = None) -> SyncSource:
     """Return the data of this node that others compare with; `rest` is awaited between two pieces of work."""
     return SyncSource(
-        node.store, node.mesh.replica_count, rest=rest or InLoopThrottle(node.clock).yield_to_clients
+        node.store,
+        node.mesh.replica_count,
+        rest=rest or InLoopThrottle(node.clock).yield_to_clients,
+        loader=page_loader(node),
     )
+
+
+def page_loader(node: NodeContext) -> PageLoader:
+    """Return what reads chunks of this node's rotational disks for background work."""
+    return PageLoader(RotationalDisks(node.settings.store.disk_type).includes)
 
 
 def replica_counts_in_use(node: NodeContext) -> set[int]:
@@ -212,8 +223,20 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
     if identity is None:
         raise StartupError(f"{settings.store.data_dir} belongs to no mesh; start the node again")
     maps = ClusterMapStore(control)
+
+    def fewest_copies() -> int:
+        cluster = node.mesh.current_map()
+        return node.buckets.min_replica_count(cluster.copies, cluster.counts)
+
     membership = Membership(
-        control, maps, own_member(settings), identity.lease_holder, clock, settings.cluster
+        control,
+        maps,
+        own_member(settings),
+        identity.lease_holder,
+        clock,
+        settings.cluster,
+        hanging=lambda: disk_silence(node) >= settings.hang_timeout / 2,
+        fewest_copies=fewest_copies,
     )
     await membership.join()
     await publish_domains(control, settings.node_id, settings.http.domains)
@@ -225,9 +248,7 @@ async def join_and_maintain(node: NodeContext, tasks: BackgroundTasks) -> Rebala
         node.mesh,
         control,
         NodeStateWriter(control, maps),
-        lambda: node.buckets.min_replica_count(
-            node.mesh.current_map().copies, node.mesh.current_map().counts
-        ),
+        fewest_copies,
         clock,
         ttl=settings.cluster.lease,
         down_after=settings.cluster.down_after,
@@ -279,6 +300,7 @@ async def watch_disks(node: NodeContext) -> None:
         if not any([await each.probe_disks() for each in _watched(node)]):
             break
         await asyncio.sleep(_PROBE_INTERVAL)
+    metrics.store_disk_silent.set(disk_silence(node))
     if node.settings.cluster.control is None or (disks.has_disk and not disks.index_failed):
         return
     if disks.index_failed:
@@ -326,6 +348,11 @@ async def replace_disks(node: NodeContext) -> None:
     await poll_in_thread(lambda: any(each.misses_disks() for each in monitors), _PRESENCE_INTERVAL)
     for monitor in monitors:
         await monitor.check_missing_disks()
+
+
+def disk_silence(node: NodeContext) -> float:
+    """Return the seconds for which the disk that is silent longest has not answered; 0 if all do."""
+    return max(each.silent_seconds() for each in _watched(node))
 
 
 def _watched(node: NodeContext) -> list[DiskHealthMonitor]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -56,6 +56,7 @@ from meshd.process import memory_usage
 from meshd.process.transform_process import sandbox_limits
 from meshd.server.peer_endpoint import peer_routes
 from meshd.store.disks.disk_type import RotationalDisks
+from meshd.store.disks.page_loader import PageLoader
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform
 from meshd.views.shards.reader import ShardReader
@@ -80,6 +81,9 @@ if TYPE_CHECKING:
     from meshd.transform.pool import TransformPool
     from meshd.views.dispatch import ViewDispatcher
     from meshd.views.view_kind import ViewCompleter, ViewKind
+
+_JOB_WINDOW_BYTES: Final = 1 << 30
+"""Page cache that the sources of a job take on rotational disks, at most."""
 
 
 class DataServices(msgspec.Struct, frozen=True):
@@ -172,6 +176,13 @@ def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCos
     return ReadCostEstimator(datasets, lookup, node.settings.node_id, budget, OwnSampleFinder(node.objects))
 
 
+def _job_loading(node: NodeContext) -> tuple[PageLoader, int]:
+    """Return what loads the sources of jobs from rotational disks, and how many bytes at a time."""
+    disks = RotationalDisks(node.settings.store.disk_type)
+    window = min(_JOB_WINDOW_BYTES, _read_ahead_budget(node) // 4)
+    return PageLoader(disks.includes), window if disks.any_of(node.settings.store.disks) else 0
+
+
 def _read_ahead_budget(node: NodeContext) -> int:
     """Return the bytes of page cache that windows may use: as configured, or by the memory free now."""
     return node.settings.read_ahead_bytes or (memory_usage.free_memory() or 0) // 4
@@ -236,7 +247,9 @@ def job_runner(
         WriteForwarder(node.mesh, node.peers, node.clock),
     )
     versions = VersionLookup(node.store, node.buckets)
-    tools = JobServices(node.store, node.objects, node.archives, versions, access, outputs)
+    tools = JobServices(
+        node.store, node.objects, node.archives, versions, access, outputs, *_job_loading(node)
+    )
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
     plan_store = PlanStore(node.store, catalog)
     spreading = PrefetchFanOut(node.mesh, node.peers, PrefetchWorker(backed, node.mesh))

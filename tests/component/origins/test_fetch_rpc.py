@@ -20,6 +20,7 @@ from meshd.origins.client.origin_api import (
 )
 from meshd.origins.worker_shards import FetchWorkerClient, serve_fetches
 from meshd.store.records import WriteContext
+from tests.support.old_garbage import clear_old_garbage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,6 +60,11 @@ class Worker:
 
     async def is_finished(self, bucket: Bucket, key: str, version: int) -> bool:
         return version == 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_old_garbage() -> None:
+    clear_old_garbage()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshd.process.child_process import MAX_DELAY, RESET_AFTER, CrashHistory
-from meshd.process.supervisor import Phase, ProcessStatus
+from meshd.process.process_status import Phase, ProcessStatus
 
 
 def test_the_first_death_is_answered_at_once_and_delays_double_to_a_limit() -> None:

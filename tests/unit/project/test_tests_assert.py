@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
+
 from tests.support.source_statements import statements
 
 if TYPE_CHECKING:
@@ -86,6 +88,14 @@ def _read(function: Function) -> tuple[set[str], bool]:
         elif isinstance(node, ast.Raise) and node.exc is not None:
             asserts = asserts or "AssertionError" in ast.dump(node.exc)
     return names, asserts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_trees() -> Iterator[None]:
+    """Three million objects: a full collection by a later test of this process would take two seconds."""
+    yield
+    for kept in (_tree, _nodes, _functions, _imported, _read, _asserts_itself):
+        kept.cache_clear()
 
 
 def _names(function: Function) -> set[str]:
