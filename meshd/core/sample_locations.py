@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +20,7 @@ from meshd.core.api_errors import BatchError, busy, damaged
 from meshd.core.memory_frames import MemoryAccount
 from meshd.core.peer_source import SINGLE_NODE, ObjectRange, ReadFailure
 from meshd.store.errors import NotCachedError, QuarantinedError
+from meshd.util.async_tasks import CooperativeYield
 from meshwire.dataset.build_snapshot import BytesColumn
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _COUNTED_OBJECTS = 8192
 _PORTION = 1024  # samples whose objects are looked up without a turn for others
+_LOCAL_PORTION = 512  # samples whose pieces are found without a turn for others
 
 
 def bytes_columns(snapshot: Snapshot) -> dict[str, BytesColumn]:
@@ -329,7 +332,20 @@ class PinnedObjects:
             columns[name] = [tuple(chain.from_iterable(row)) for row in rows]
         return list(zip(*columns.values(), strict=True))
 
-    def local_pieces(self, samples: Sequence[int]) -> Iterator[Piece]:
+    async def find_local_pieces(self, samples: npt.NDArray[np.int64]) -> list[Piece]:
+        """Looks up samples and returns the pieces of their bytes that this node holds. Leaves out
+        portions that changed since the snapshot or cannot be read now: the builder reports these."""
+        found: list[Piece] = []
+        turns = CooperativeYield()
+        for start in range(0, len(samples), _LOCAL_PORTION):
+            some = samples[start : start + _LOCAL_PORTION].tolist()
+            with suppress(BatchError):
+                await self.look_up(some)
+                found += self._local_pieces(some)
+            await turns.yield_if_due()
+        return found
+
+    def _local_pieces(self, samples: Sequence[int]) -> Iterator[Piece]:
         """Yields the pieces of these samples' bytes that this node holds, after `look_up`. Raises BatchError
         SnapshotChanged."""
         for column in bytes_columns(self._snapshot).values():

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from meshd.rpc.http_connection import duplicate_socket
 from meshd.server.direct_sender import PartialReadError, is_encrypted, is_resident
-from meshd.server.page_loader import WINDOW, read_in
 from meshd.server.response import connection_header, head_bytes
 from meshd.server.response_body import write_piece, write_spans_encrypted
+from meshd.server.sendfile_preload import WINDOW, read_pages
 from meshd.util import failpoints
 
 if TYPE_CHECKING:
@@ -374,7 +374,7 @@ class _Pump:
             self._read.fetch(self._sent, self._loaded)
             return
         window, advice = min(self._left, WINDOW), min(self._left, _ADVICE)
-        reading = self._loop.run_in_executor(None, read_in, self._fd, self._offset, window, advice)
+        reading = self._loop.run_in_executor(None, read_pages, self._fd, self._offset, window, advice)
         reading.add_done_callback(self._fetched)
 
     def _fetched(self, reading: asyncio.Future[None]) -> None:

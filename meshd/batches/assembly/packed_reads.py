@@ -40,12 +40,41 @@ if TYPE_CHECKING:
     Ranges = list[tuple[int, int, int]]
     """(object, offset, length) each."""
 
-_AT_A_TIME = 512
+
+class _PieceReads:
+    """What the reads of both kinds of rows share. `pin`: returns the objects of the snapshot, to be looked
+    up; `width`: bytes of an element in all packed fields."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: PackTable,
+        snapshot: Snapshot,
+        pin: Callable[[Snapshot], PinnedObjects],
+        width: int,
+    ) -> None:
+        self._plan, self._table, self._snapshot, self._pin = plan, table, snapshot, pin
+        self._width = width
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._table.rows} rows>"
+
+    @property
+    def mean_bytes(self) -> float:
+        """See `PackedReads`."""
+        return float(self._table.lengths.sum()) / max(1, self._table.rows) * self._width
+
+    def order(self, epoch: int) -> SampleOrder:
+        """See `PackedReads`."""
+        spec = self._plan.spec
+        return epoch_order(spec, self._table.shard_starts, epoch, pack_row_bounds(self._table, spec))
 
 
-class DirectReads:
+class DirectReads(_PieceReads):
     """The reads of rows whose elements are read as they are stored. `dtypes`: of the packed fields, in their
-    order; `pin`: returns the objects of the snapshot, to be looked up."""
+    order."""
+
+    in_objects = True
 
     def __init__(
         self,
@@ -55,33 +84,16 @@ class DirectReads:
         pin: Callable[[Snapshot], PinnedObjects],
         dtypes: Sequence[np.dtype[Any]],
     ) -> None:
-        self._plan, self._table, self._snapshot, self._pin = plan, table, snapshot, pin
         assert plan.spec.pack is not None
         self._widths = {
             name: dtype.itemsize for name, dtype in zip(plan.spec.pack.fields, dtypes, strict=True)
         }
-
-    def __repr__(self) -> str:
-        return f"<DirectReads of {self._table.rows} rows>"
-
-    @property
-    def in_objects(self) -> bool:
-        """See `PackedReads`."""
-        return True
-
-    @property
-    def mean_bytes(self) -> float:
-        """See `PackedReads`."""
-        return _mean_elements(self._table) * sum(self._widths.values())
-
-    def order(self, epoch: int) -> SampleOrder:
-        """See `PackedReads`."""
-        return _row_order(self._plan, self._table, epoch)
+        super().__init__(plan, table, snapshot, pin, sum(self._widths.values()))
 
     def bytes_of(self, rows: Integers, own: OwnSamples | None) -> Integers:
         """See `PackedReads`."""
         columns = self._table.piece_columns(rows)
-        sizes = columns[3] * sum(self._widths.values())
+        sizes = columns[3] * self._width
         if own is not None:
             sizes *= own.includes(columns[1])
         return _sums(sizes, columns[0])
@@ -107,8 +119,10 @@ class DirectReads:
         return found
 
 
-class SequenceReads:
-    """The reads of rows whose pieces are cut from stored sequences. `pin`: as for `DirectReads`."""
+class SequenceReads(_PieceReads):
+    """The reads of rows whose pieces are cut from stored sequences, or from samples rendered for the rows."""
+
+    in_objects = False
 
     def __init__(
         self,
@@ -119,27 +133,10 @@ class SequenceReads:
         stored: StoredSequences,
         sequences: SequenceSet,
     ) -> None:
-        self._plan, self._table, self._snapshot, self._pin = plan, table, snapshot, pin
         self._stored, self._sequences = stored, sequences
         outputs = sequences.plan.outputs
-        self._width = sum(np.dtype(outputs[name].dtype).itemsize for name in sequences.fields)
-
-    def __repr__(self) -> str:
-        return f"<SequenceReads of {self._table.rows} rows>"
-
-    @property
-    def in_objects(self) -> bool:
-        """See `PackedReads`."""
-        return False
-
-    @property
-    def mean_bytes(self) -> float:
-        """See `PackedReads`."""
-        return _mean_elements(self._table) * self._width
-
-    def order(self, epoch: int) -> SampleOrder:
-        """See `PackedReads`."""
-        return _row_order(self._plan, self._table, epoch)
+        width = sum(np.dtype(outputs[name].dtype).itemsize for name in sequences.fields)
+        super().__init__(plan, table, snapshot, pin, width)
 
     def bytes_of(self, rows: Integers, own: OwnSamples | None) -> Integers:
         """See `PackedReads`; what this node has stored is its own. Of chunks that are not stored, the samples
@@ -163,7 +160,8 @@ class SequenceReads:
             chosen = chunks == number
             found += await asyncio.to_thread(self._stored_pieces, chunk, columns, chosen, gap)
         rendered = np.unique(columns[1][~np.isin(chunks, list(opened))])
-        return found + await self._sample_pieces(rendered)
+        with closing(self._pin(self._snapshot)) as pinned:
+            return found + await pinned.find_local_pieces(rendered)
 
     def _stored_pieces(
         self, chunk: OpenChunk, columns: PieceColumns, chosen: npt.NDArray[np.bool_], gap: int
@@ -181,21 +179,6 @@ class SequenceReads:
                 found += slice_locations(locations, offset, size)
         return found
 
-    async def _sample_pieces(self, samples: Integers) -> list[Piece]:
-        """Return the pieces of samples of this node that are rendered for the rows."""
-        found: list[Piece] = []
-        turns = CooperativeYield()
-        with closing(self._pin(self._snapshot)) as pinned:
-            for start in range(0, len(samples), _AT_A_TIME):
-                some = samples[start : start + _AT_A_TIME].tolist()
-                try:
-                    await pinned.look_up(some)
-                    found += pinned.local_pieces(some)
-                except BatchError:  # changed since the snapshot, or busy: the builder reports it
-                    continue
-                await turns.yield_if_due()
-        return found
-
 
 async def _pieces_at(pinned: PinnedObjects, ranges: Iterable[tuple[int, int, int]]) -> list[Piece]:
     """Return the pieces of those ranges that this node holds. Raises BatchError SnapshotChanged,
@@ -207,15 +190,6 @@ async def _pieces_at(pinned: PinnedObjects, ranges: Iterable[tuple[int, int, int
             found += pinned.pieces_at(*place)
         await turns.yield_if_due()
     return found
-
-
-def _row_order(plan: Plan, table: PackTable, epoch: int) -> SampleOrder:
-    return epoch_order(plan.spec, table.shard_starts, epoch, pack_row_bounds(table, plan.spec))
-
-
-def _mean_elements(table: PackTable) -> float:
-    """Return the elements of a row, on average."""
-    return float(table.lengths.sum()) / max(1, table.rows)
 
 
 def _sums(sizes: Integers, counts: Integers) -> Integers:

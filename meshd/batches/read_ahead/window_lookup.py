@@ -15,11 +15,9 @@ import msgspec
 import numpy as np
 
 from meshd.batches.read_ahead.extents import plan_reads
-from meshd.core.api_errors import BatchError
 from meshd.core.peer_source import SINGLE_NODE
 from meshd.core.sample_locations import PinnedObjects
 from meshd.transform.source_files import PROC_PREFIX
-from meshd.util.async_tasks import CooperativeYield
 from meshd.util.page_cache import is_cached, open_for_reading
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from meshd.transform.source_files import Piece
     from meshwire.dataset.snapshot import Snapshot
 
-_AT_A_TIME: Final = 512
 _PROBES: Final = 64  # samples of a window that are probed in the page cache
 
 
@@ -86,18 +83,8 @@ class WindowLookup:
 
     async def _pieces(self, snapshot: Snapshot, samples: npt.NDArray[np.int64]) -> list[Piece]:
         """Return the pieces of files of this node that hold the bytes of these samples."""
-        found: list[Piece] = []
-        turns = CooperativeYield()
         with closing(PinnedObjects(self._store, snapshot, self._archives, self._remote)) as pinned:
-            for start in range(0, len(samples), _AT_A_TIME):
-                some = samples[start : start + _AT_A_TIME].tolist()
-                try:
-                    await pinned.look_up(some)
-                    found += pinned.local_pieces(some)
-                except BatchError:  # changed since the snapshot, or busy: the builder reports it
-                    continue
-                await turns.yield_if_due()
-        return _in_files(found)
+            return _in_files(await pinned.find_local_pieces(samples))
 
     def _device(self, path: str, known: dict[str, int | None]) -> int | None:
         """Return the rotational disk of a file; None for another kind of disk, or if its folder is gone.

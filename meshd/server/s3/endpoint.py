@@ -20,7 +20,6 @@ from meshd.core.api_errors import control_error_to_s3, retry_if_written_back, to
 from meshd.core.read_source import ReadLostError
 from meshd.objects.object_reader import ReplacedError
 from meshd.server.direct_sender import PartialReadError
-from meshd.server.page_loader import load_first_window, load_into_page_cache
 from meshd.server.proxy.fan_out import AIM_MEMBERS
 from meshd.server.proxy.forwarder import AlreadyAnsweredError
 from meshd.server.proxy.hops import (
@@ -42,6 +41,7 @@ from meshd.server.s3.dispatch import OperationDispatcher
 from meshd.server.s3.request_auth import S3Call, VirtualHosts
 from meshd.server.s3.response_headers import common_headers, object_response_head
 from meshd.server.sendfile import send_groups, send_spans
+from meshd.server.sendfile_preload import load_first_window, load_into_page_cache
 from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import tracing

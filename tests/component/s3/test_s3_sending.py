@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from meshd.config import HttpSettings
-from meshd.server import page_loader, sendfile
+from meshd.server import sendfile, sendfile_preload
 from meshd.server.http_server import make_server
 from meshd.server.response import StreamedReply
 from meshd.store.records import Span
@@ -117,14 +117,14 @@ def test_cold_pages_take_the_other_path(
     new_loop: Any, data_file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[int] = []
-    read_in = page_loader.read_in
+    read_pages = sendfile_preload.read_pages
     monkeypatch.setattr(sendfile, "is_resident", lambda *_: False)
 
     def counted(*arguments: Any) -> Any:
         fetched.append(arguments[1])
-        return read_in(*arguments)
+        return read_pages(*arguments)
 
-    monkeypatch.setattr(sendfile, "read_in", counted)
+    monkeypatch.setattr(sendfile, "read_pages", counted)
     assert run(new_loop, fetch(spans_of(data_file, (0, len(DATA))), 1, MIB)) == DATA
     assert fetched
 

@@ -1,4 +1,4 @@
-"""Page loader: has threads read what a response begins with, so that sending it does not wait for a disk."""
+"""Preloads what sendfile sends next: has threads read the pages, so that sending does not wait for a disk."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ async def load_into_page_cache(spans: Sequence[Span]) -> None:
         with tracing.stage("disk read"):
             for span in spans:
                 if span.length and not is_resident(span.fd, span.offset, span.length):
-                    await loop.run_in_executor(None, read_in, span.fd, span.offset, span.length, span.length)
+                    await loop.run_in_executor(
+                        None, read_pages, span.fd, span.offset, span.length, span.length
+                    )
     except OSError as error:
         raise _failed(spans, error) from error
 
@@ -69,7 +71,7 @@ def _failed(spans: Sequence[Span], error: OSError) -> DiskFailedError:
     return DiskFailedError(f"the disk failed: {error.strerror}")
 
 
-def read_in(fd: int, offset: int, length: int, advice: int) -> None:
+def read_pages(fd: int, offset: int, length: int, advice: int) -> None:
     """Read `length` bytes into the page cache, and ask for `advice` bytes: never more than are sent, because
     what follows in the file belongs to other objects (blocking). Raises OSError."""
     with suppress(OSError):
