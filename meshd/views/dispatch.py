@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from meshd.core.object_io import LookupResult
     from meshd.core.read_source import FailoverRead
+    from meshd.peer_reads.load_window import LoadWindow
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
     from meshd.views.copy_out import AssembledBody
@@ -198,7 +199,11 @@ class ViewDispatcher:
             record = self._store.get(found.bucket, found.key)
         if record is None:  # just evicted
             raise S3Error("SlowDown", f"{key} is being rebuilt; retry.")
-        return AssembledObject(record, [LocalSource(self._store, record)])
+
+        async def add_places(window: LoadWindow, offset: int, length: int) -> None:
+            window.add_range(found.bucket, found.key, record, offset, length)
+
+        return AssembledObject(record, [LocalSource(self._store, record)], add_places=add_places)
 
     async def list_page(self, operation: ops.ListObjects) -> ObjectListing | None:
         """Return a page of a view, None if the bucket is not a view. Raises S3Error."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from meshd.auth.identity import Caller
     from meshd.core.read_source import ReadSource
+    from meshd.peer_reads.load_window import LoadWindow
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Record, Span
     from meshwire.s3.operations import ListObjects
@@ -50,12 +51,14 @@ class AssembledObject(msgspec.Struct, frozen=True):
     """A view's object that is put together while it is sent. `record`: size, ETag, time and headers.
     `sources`: the ways to its bytes, in order of preference; what cannot be made raises S3Error or StoreError
     before the first group. `verified_sources`: those of a copy, where spans of no extent have bytes of stored
-    objects in them.
+    objects in them. `add_places`: adds what stored bytes it takes to send `length` bytes from `offset` to a
+    window; None where frames are rendered, which are read ahead on their own.
     """
 
     record: Record
     sources: Sequence[ReadSource]
     verified_sources: Callable[[VerifiedExtents], Sequence[ReadSource]] | None = None
+    add_places: Callable[[LoadWindow, int, int], Awaitable[None]] | None = None
 
     def open_range(self, offset: int, length: int, name: str = "") -> FailoverRead:
         """Returns a read of these bytes; see `FailoverRead` for `name`."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from meshd.core.read_source import FailoverRead
     from meshd.core.sample_locations import DecompressedArchives
+    from meshd.peer_reads.load_window import LoadWindow
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import VerifiedExtents
@@ -147,6 +148,8 @@ class ScratchMemory:
 
 _GROUP: Final = 1 << 20
 _GROUP_PIECES: Final = 600
+_LOOKUPS: Final = 100
+"""Members that are looked up before yielding to the event loop."""
 
 
 class ShardSource:
@@ -236,6 +239,21 @@ def shard_sources(
     """Returns the ways to a shard's bytes. `proofs`: a copy's, of members that are parts of extents (files in
     archives)."""
     return StoredMembersSource(source, shard, proofs), PeerMemberSource(source, shard)
+
+
+async def add_shard_places(
+    source: ShardSource, shard: Shard, window: LoadWindow, offset: int, length: int
+) -> None:
+    """Adds the members that have these bytes of a shard to a window. Raises S3Error."""
+    pieces = [piece for piece in _all_of(list(shard.pieces(offset, length))) if piece.object is not None]
+    await source.lookup_remote({piece.object.key for piece in pieces if piece.object is not None})
+    for number, piece in enumerate(pieces):
+        assert piece.object is not None
+        if number % _LOOKUPS == _LOOKUPS - 1:
+            await asyncio.sleep(0)
+        record = await source.require_member_object(piece.object)
+        at, size = (piece.object.offset, piece.object.size) if piece.told else (piece.offset, piece.length)
+        window.add_range(source.bucket, piece.object.key, record, at, size)
 
 
 class StoredMembersSource(ReadSource):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -18,7 +19,12 @@ from meshd.core.api_errors import store_errors
 from meshd.store.records import Record
 from meshd.telemetry import metrics
 from meshd.views.key_paging import build_page
-from meshd.views.shards.member_io import ShardSource, shard_sources, translate_archive_errors
+from meshd.views.shards.member_io import (
+    ShardSource,
+    add_shard_places,
+    shard_sources,
+    translate_archive_errors,
+)
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
@@ -207,6 +213,7 @@ class ShardReader:
             _record(shard),
             shard_sources(source, shard),
             lambda proofs: shard_sources(source, shard, proofs),
+            partial(add_shard_places, source, shard),
         )
 
     def _source(self, view: ShardsView) -> ShardSource:

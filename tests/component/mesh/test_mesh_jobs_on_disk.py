@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,23 +53,23 @@ def stored(tmp_path: Path) -> Iterator[tuple[RotationalDisk, DaemonCluster]]:
             yield disk, mesh
 
 
+@pytest.mark.parametrize("kind", ["shard", "materialize"])
 def test_other_nodes_read_the_sources_of_a_job_in_the_order_of_their_disks(
-    stored: tuple[RotationalDisk, DaemonCluster],
+    stored: tuple[RotationalDisk, DaemonCluster], kind: str
 ) -> None:
     disk, mesh = stored
     there = sum(mesh.route_for("scattered", f"train/{key(number)}", 1).read_set[0].node_id == "n1"
                 for number in range(OBJECTS))  # fmt: skip
+    job: dict[str, Any] = {"source": "s3://scattered/train", "count": 100, "shuffle": 3}
+    if kind == "materialize":
+        view = {"kind": "shards", "prefix": "train/", "count": 100, "shuffle": 3}
+        request = {"bucket": "scattered", "name": "shards", "view": view}
+        assert mesh["n2"].request("POST", "/-/views", json.dumps(request).encode()).status == 200
+        job = {"source": "s3://scattered--shards/"}
     disk.drop_caches()
-    job = done(
-        mesh["n2"],
-        kind="shard",
-        source="s3://scattered/train",
-        target="s3://packed/shards",
-        count=100,
-        shuffle=3,
-    )
+    ran = done(mesh["n2"], kind=kind, target="s3://packed/shards", **job)
     seen = disk.stats()
-    assert job["node"] == "n2"
+    assert ran["node"] == "n2"
     assert there > OBJECTS / 4
     assert there * SIZE <= seen.bytes < 1.3 * there * SIZE, seen
     assert seen.seeks < there / 8, seen
