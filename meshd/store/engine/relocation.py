@@ -16,7 +16,8 @@ import msgspec
 from awscrt.checksums import crc32c
 
 from meshd.store.disks.layout import free_above_reserve
-from meshd.store.engine.compaction import MoveMember, Piece, commit_groups
+from meshd.store.engine.compaction import commit_groups
+from meshd.store.engine.compaction_mutations import MoveMember, Piece
 from meshd.store.engine.file_scan import DirectFile
 from meshd.store.engine.group_commit import store_error_from
 from meshd.store.engine.member_header import object_member, render_member_header

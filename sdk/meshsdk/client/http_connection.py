@@ -1,4 +1,4 @@
-"""Keep-alive HTTP/1.1 connections over blocking sockets, plain or TLS, and their pool.
+"""Keep-alive HTTP/1.1 connections over blocking sockets, plain or TLS.
 
 Law: this module moves bytes and knows nothing of S3, signing or retries. A body of megabytes is one system
 call (MSG_WAITALL) into the caller's buffer, except over TLS.
@@ -16,8 +16,6 @@ import re
 import select
 import socket
 import time
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.client.endpoint_socket import is_incomplete_record, open_socket
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 Buffer = bytes | bytearray | memoryview
 MAX_HEAD = 64 * 1024
 _READ_AHEAD = 16 * 1024
-_MAX_IDLE = 16
 _COPIED = 64 * 1024  # bytes: a smaller body is copied once more, which costs less than a stream
 _SLOWEST = 1024  # bytes per second: a body that comes more slowly is given up
 _TOO_SLOW = f"received less than {_SLOWEST} bytes per second"
@@ -412,57 +409,3 @@ def parse_head(head: bytes) -> tuple[int, dict[str, str]]:
     if words[0] == "HTTP/1.0":
         headers.setdefault("connection", "close")  # the default of HTTP/1.0 (RFC 9112 §9.3)
     return int(words[1]), headers
-
-
-def _close_all(idle: deque[Connection]) -> None:
-    with contextlib.suppress(IndexError):
-        while True:
-            idle.pop().close()
-
-
-class Pool:
-    """Idle connections to one endpoint, most recently used first.
-
-    Thread-safe; a forked child starts with an empty pool.
-    """
-
-    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
-        self.endpoint = endpoint
-        self.timeout = timeout
-        self._idle: deque[Connection] = deque(maxlen=None)
-        self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, _close_all, self._idle)
-
-    def acquire(self, connect_timeout: float) -> Connection:
-        """Return an idle connection, else a new one. Raises ConnectError."""
-        if self._pid != os.getpid():
-            self.clear()
-            self._pid = os.getpid()
-        with contextlib.suppress(IndexError):
-            while True:
-                connection = self._idle.pop()
-                if connection.idle():
-                    return connection
-                connection.close()
-        return self.dial(connect_timeout)
-
-    def dial(self, connect_timeout: float, timeout: float | None = None) -> Connection:
-        """Open a new connection, which the caller owns. `timeout` (seconds) overrides that of the pool."""
-        return Connection(self.endpoint, self.timeout if timeout is None else timeout, connect_timeout)
-
-    def release(self, connection: Connection) -> None:
-        """Return a connection to the pool; its last response must have been read to the end."""
-        if len(self._idle) < _MAX_IDLE and self._pid == os.getpid():
-            self._idle.append(connection)
-        else:
-            connection.close()
-
-    def clear(self) -> None:
-        """Close the idle connections."""
-        _close_all(self._idle)
-
-    def __repr__(self) -> str:
-        return f"Pool({self.endpoint}, {len(self._idle)} idle)"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.endpoint, self.timeout)

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
+from meshsdk.client.connection_pool import Pool
 from meshsdk.client.error_responses import read_error
-from meshsdk.client.http_connection import Pool
 from meshsdk.client.local_handover import LocalHandover
 from meshsdk.client.request import Request
 from meshsdk.client.retry import (

@@ -19,7 +19,7 @@ from meshd.cluster.rebalance.sync_source import InventoryRequest, SyncPeerLostEr
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.process.wiring.cluster import rebalancer
-from meshd.store.engine.compaction import PruneTombstones
+from meshd.store.engine.compaction_mutations import PruneTombstones
 from meshd.store.errors import StaleEpochError
 from meshd.store.records import Meta, Upload, WriteContext
 from meshwire.cluster import routes, transitions

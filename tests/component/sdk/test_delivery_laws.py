@@ -171,7 +171,7 @@ def test_nothing_copies_a_batch_after_the_socket(
     server: ScriptedMesh, monkeypatch: pytest.MonkeyPatch, output: Any
 ) -> None:
     """The tensors handed over lie where the body was received."""
-    monkeypatch.setattr("meshsdk.client.http_connection.Connection", Received)
+    monkeypatch.setattr("meshsdk.client.connection_pool.Connection", Received)
     server.side = 64
     Received.places.clear()
     Received.copied = 0

@@ -17,7 +17,8 @@ import pytest
 
 from meshsdk.client import endpoint_socket, retry
 from meshsdk.client.arena import Waker
-from meshsdk.client.http_connection import Connection, Pool
+from meshsdk.client.connection_pool import Pool
+from meshsdk.client.http_connection import Connection
 from meshsdk.client.request import Request
 from meshsdk.client.s3_client import Client
 from meshsdk.client.settings import load_settings, parse_endpoint
