@@ -38,6 +38,7 @@ from meshd.process.wiring.cluster import (
 from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.disks.disk_type import RotationalDisks
+from meshd.store.disks.layout import is_on_disk
 from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import ExhaustedError, StoreError, is_exhausted
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from meshd.cluster.clock_skew import ClockComparison
+    from meshd.config import StoreSettings
     from meshd.process.child_process import ChildReporter
     from meshd.process.wiring.node_context import NodeContext
     from meshd.store.store import Store
@@ -282,7 +284,16 @@ def measure_store(node: NodeContext) -> None:
                 metrics.store_disk_bytes.labels(str(disk)).set(space.usable)
                 turns = RotationalDisks(node.settings.store.disk_type).any_of([disk])
                 metrics.store_disk_rotational.labels(str(disk)).set(turns)
+    with suppress(OSError):
+        _measure_index(node.settings.store)
     metrics.frame_cache_limit.set(node.settings.transform.frame_cache_bytes)
+
+
+def _measure_index(settings: StoreSettings) -> None:
+    path = settings.index_dir
+    if not is_on_disk(path, settings.disks) and (space := measure_disk_space(path)).is_known:
+        metrics.store_index_free_bytes.labels(str(path)).set(space.free)
+        metrics.store_index_file_system_bytes.labels(str(path)).set(space.usable)
 
 
 def measure_memory() -> None:

@@ -11,6 +11,12 @@ from typing import Final
 
 from meshd.errors import MeshdError
 
+INDEX_FULL: Final = (
+    "There is no space left on the file system of the index (`--index-dir`) of this node. Free space there, "
+    "or enlarge it: deleting objects does not help."
+)
+"""What clients, and nodes that need this one for a write, are told of an IndexFullError."""
+
 
 class StoreError(MeshdError):
     """Base of all errors that the store raises on purpose."""
@@ -34,9 +40,13 @@ class DiskFullError(StoreError):
     work."""
 
 
+class IndexFullError(DiskFullError):
+    """The file system of the index has no space. Deleting objects frees none of it."""
+
+
 class NodeFullError(DiskFullError):
-    """The disks of a node that must have these bytes are full. The text names the node, says whether the
-    write may have taken effect, and is for clients."""
+    """The disks, or the index, of a node that must have these bytes are full. The text names the node, says
+    whether the write may have taken effect, and is for clients."""
 
 
 class DiskFailedError(StoreError):

@@ -340,6 +340,16 @@ store_disk_free_bytes = latest_gauge("meshd_store_disk_free_bytes", "Free bytes 
 store_disk_bytes = latest_gauge(
     "meshd_store_disk_bytes", "Size of the disk in bytes: used and free, as in df.", "disk"
 )
+store_index_free_bytes = latest_gauge(
+    "meshd_store_index_free_bytes",
+    "Free bytes of the file system of --index-dir, if no disk is on it.",
+    "disk",
+)
+store_index_file_system_bytes = latest_gauge(
+    "meshd_store_index_file_system_bytes",
+    "Size of that file system in bytes: used and free, as in df.",
+    "disk",
+)
 store_disk_rotational = latest_gauge(
     "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk"
 )

@@ -24,7 +24,7 @@ require_fuse()
 pytestmark = [required_program("prometheus", "apt install prometheus"), pytest.mark.timeout(300)]
 MIB = 1 << 20
 SIZE = 200 * MIB
-OF_DISKS = {"DiskFull", "DiskFills", "SlowDisk", "DiskErrors"}
+OF_DISKS = {"DiskFull", "IndexFull", "DiskFills", "SlowDisk", "DiskErrors"}
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +34,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(place: Path) -> Iterator[dict[str, Daemon]]:
-    """By the disk of each: a small file system of its own, one that is slow, one that breaks."""
+    """By the disk of each: a small file system of its own, one that is slow, one that breaks; and `index`,
+    whose index is on a small one."""
     with ExitStack() as stack:
-        small = place / "small"
-        small.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(small)]
-        subprocess.run(command, check=True, timeout=30)
-        stack.callback(subprocess.run, ["umount", "-l", str(small)], check=True, timeout=30)
-        disks = {"small": small}
+        for name in ("small", "index"):
+            (place / name).mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place / name)]
+            subprocess.run(command, check=True, timeout=30)
+            stack.callback(subprocess.run, ["umount", "-l", str(place / name)], check=True, timeout=30)
+        disks = {"small": place / "small"}
         for name in ("slow", "broken"):
             source, disk = place / f"{name}-source", place / name
             source.mkdir()
             disk.mkdir()
             stack.enter_context(mounted(source, disk, module="tests.monitoring.sick_disk"))
             disks[name] = disk
-        yield {name: stack.enter_context(Daemon.start(disk / "data")) for name, disk in disks.items()}
+        found = {name: stack.enter_context(Daemon.start(disk / "data")) for name, disk in disks.items()}
+        index = ["--index-dir", str(place / "index")]
+        found["index"] = stack.enter_context(Daemon.start(place / "indexed", args=index))
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +85,13 @@ def test_a_disk_that_fills_and_is_full(watch: Watch, nodes: dict[str, Daemon], p
 
     with another:
         watch.expect("DiskFills", "DiskFull", node=small, again=more)
+
+
+def test_a_file_system_of_the_index_that_is_full(watch: Watch, nodes: dict[str, Daemon], place: Path) -> None:
+    with (place / "index" / "another-program").open("wb", buffering=0) as another, suppress(OSError):
+        while True:
+            another.write(bytes(4 * MIB))
+    watch.expect("IndexFull", node=nodes["index"])
 
 
 def test_a_disk_whose_syncs_take_long(watch: Watch, nodes: dict[str, Daemon], place: Path) -> None:

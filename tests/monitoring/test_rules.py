@@ -271,6 +271,18 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
         },
     ),
+    "ShardmeshIndexFull": (
+        {
+            f'meshd_store_index_free_bytes{{disk="/i", {AT}}}': "4x240",
+            f'meshd_store_index_file_system_bytes{{disk="/i", {AT}}}': "100x240",
+        },
+        {
+            f'meshd_store_index_free_bytes{{disk="/i", {AT}}}': "6x240",
+            f'meshd_store_index_file_system_bytes{{disk="/i", {AT}}}': "100x240",
+            f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "2x240",
+            f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+        },
+    ),
     "ShardmeshDiskFills": (
         {
             f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "250-0.5x240",

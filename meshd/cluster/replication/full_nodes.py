@@ -1,4 +1,4 @@
-"""Full nodes: replicas that have recently rejected a write because their disks are full.
+"""Full nodes: replicas that have recently rejected a write because their disks, or their index, are full.
 
 Law: a write to such a node that has at least as many bytes is rejected before its primary commits it, so
 that it changes nothing. Smaller writes are attempted, and so are all writes after PAUSE, because there may be
@@ -7,10 +7,10 @@ room again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.rpc.peer_client import PeerRefusedError
-from meshd.store.errors import NodeFullError
+from meshd.store.errors import INDEX_FULL, IndexFullError, NodeFullError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 PAUSE: Final = 1.0
 """Seconds for which a rejection is remembered."""
+_NOTHING_CHANGED: Final = "Nothing was changed."
+
+
+class _Refusal(NamedTuple):
+    until: float  # monotonic
+    size: int  # of the smallest write that was rejected
+    text: str
 
 
 class FullNodes:
@@ -27,7 +34,7 @@ class FullNodes:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._refused: dict[str, tuple[float, int]] = {}
+        self._refused: dict[str, _Refusal] = {}
 
     def __repr__(self) -> str:
         return f"<FullNodes {sorted(self._refused)}>"
@@ -35,40 +42,49 @@ class FullNodes:
     def __bool__(self) -> bool:
         return bool(self._refused)
 
-    def record(self, node_id: str, size: int) -> None:
-        """Remember that a node has no room for `size` bytes."""
-        self._refused[node_id] = (self._clock.monotonic() + PAUSE, min(size, self._smallest(node_id, size)))
+    def record(self, node_id: str, size: int, why: BaseException | None) -> None:
+        """Remember that a node has no room for `size` bytes. `why`: what it answered."""
+        if (known := self._refusal_of(node_id)) is not None:
+            size = min(size, known.size)
+        self._refused[node_id] = _Refusal(self._clock.monotonic() + PAUSE, size, _full(node_id, why))
 
     def reject(self, nodes: Iterable[Node], size: int) -> None:
         """Raise NodeFullError if one of the nodes has recently rejected a write of `size` bytes or fewer."""
         for node in nodes:
-            if self._smallest(node.node_id, size + 1) <= size:
-                raise nothing_changed(node.node_id)
+            known = self._refusal_of(node.node_id)
+            if known is not None and known.size <= size:
+                raise NodeFullError(f"{known.text}. {_NOTHING_CHANGED}")
 
-    def _smallest(self, node_id: str, otherwise: int) -> int:
-        until, size = self._refused.get(node_id, (0.0, 0))
-        if until > self._clock.monotonic():
-            return size
-        self._refused.pop(node_id, None)
-        return otherwise
+    def _refusal_of(self, node_id: str) -> _Refusal | None:
+        known = self._refused.get(node_id)
+        if known is not None and known.until <= self._clock.monotonic():
+            del self._refused[node_id]
+            return None
+        return known
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether the error says that a node's disks are full."""
+    """Return whether the error says that a node's disks, or the file system of its index, are full."""
     return isinstance(error, PeerRefusedError) and error.code == "InsufficientStorage"
 
 
-def nothing_changed(node_id: str) -> NodeFullError:
-    """Return the error of a write that was rejected before it was committed."""
-    return NodeFullError(f"{_full(node_id)}. Nothing was changed.")
+def nothing_changed(node_id: str, why: BaseException | None) -> NodeFullError:
+    """Return the error of a write that was rejected before it was committed. `why`: what the node raised, or
+    answered."""
+    return NodeFullError(f"{_full(node_id, why)}. {_NOTHING_CHANGED}")
 
 
-def outcome_unknown(node_id: str) -> NodeFullError:
+def outcome_unknown(node_id: str, why: BaseException | None) -> NodeFullError:
     """Return the error of a write that its primary has committed and a replica has not."""
-    return NodeFullError(f"{_full(node_id)}. The write may or may not have taken effect.")
+    return NodeFullError(f"{_full(node_id, why)}. The write may or may not have taken effect.")
 
 
-def _full(node_id: str) -> str:
+def _full(node_id: str, why: BaseException | None) -> str:
+    if isinstance(why, IndexFullError) or (isinstance(why, PeerRefusedError) and why.message == INDEX_FULL):
+        return (
+            f"There is no space left on the file system of the index (`--index-dir`) of node {node_id}, "
+            "which this write needs: free space there, or enlarge it; deleting objects does not help"
+        )
     return (
         f"There is no space left on the disks of node {node_id}, which this write needs: "
         "delete objects, or add a disk there"

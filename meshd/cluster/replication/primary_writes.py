@@ -35,6 +35,7 @@ from meshd.errors import MeshdError
 from meshd.rpc.peer_client import PeerClockError, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import (
+    INDEX_FULL,
     ConditionFailedError,
     ConditionMissingError,
     DiskFullError,
@@ -338,7 +339,7 @@ class PrimaryWrites:
             except NodeFullError:
                 raise
             except DiskFullError as error:
-                raise nothing_changed(self._mesh.node_id) from error
+                raise nothing_changed(self._mesh.node_id, error) from error
             except StaleEpochError as error:
                 if self._clock.monotonic() > deadline:
                     raise NotReplicatedError(
@@ -436,8 +437,8 @@ class PrimaryWrites:
 def write_failed(node: Node, error: PeerRefusedError) -> StoreError:
     """Returns the error of a write that its primary refused."""
     if is_full(error):
-        own = error.message == CODES["InsufficientStorage"].message  # else it names a replica
-        return nothing_changed(node.node_id) if own else NodeFullError(error.message)
+        own = error.message in (CODES["InsufficientStorage"].message, INDEX_FULL)  # else it names a replica
+        return nothing_changed(node.node_id, error) if own else NodeFullError(error.message)
     return skew_error((error,), "nothing was changed") or NotReplicatedError(
         f"node {node.node_id} failed as the primary of this name: {error}; {_UNKNOWN}"
     )

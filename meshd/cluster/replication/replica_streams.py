@@ -43,9 +43,9 @@ class ReplicaStream:
     async def put_chunk(self, piece: bytes | None) -> None:
         """Queues more bytes; None ends them. Raises NodeFullError if the node has no room for them."""
         if self._task.done():
-            if not self._task.cancelled() and is_full(self._task.exception()):
-                self._replicator.full.record(self.node.node_id, self._size)
-                raise nothing_changed(self.node.node_id)
+            if not self._task.cancelled() and is_full(error := self._task.exception()):
+                self._replicator.full.record(self.node.node_id, self._size, error)
+                raise nothing_changed(self.node.node_id, error)
             return
         try:
             self._queue.put_nowait(piece)

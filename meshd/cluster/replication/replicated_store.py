@@ -291,7 +291,7 @@ class ReplicatedWriter:
         try:
             await self._local.write(piece)
         except DiskFullError as error:
-            raise nothing_changed(self._store.node_id) from error
+            raise nothing_changed(self._store.node_id, error) from error
         for stream in self._streams:
             await stream.put_chunk(piece)
 

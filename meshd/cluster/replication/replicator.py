@@ -227,11 +227,11 @@ class Replicator:
                 if isinstance(taken, ReplicaAck):
                     done.add(node.node_id)
                     newest = max(newest, taken.newest)
-                elif isinstance(taken, NodeFullError):
+                elif is_full(taken):
                     if size is not None:
-                        self.full.record(node.node_id, size)
+                        self.full.record(node.node_id, size, taken)
                     if self._mesh.current_map().version == version:
-                        raise taken
+                        raise outcome_unknown(node.node_id, taken) from taken
             if left and all(isinstance(taken, ReplicaAck) for taken in answers):
                 continue
             skew = skew_error(answers, "the write may or may not have taken effect")
@@ -251,9 +251,9 @@ class Replicator:
 
     async def _try_send(
         self, node: Node, send: SendToNode, version: int
-    ) -> ReplicaAck | NodeFullError | PeerClockError | None:
-        """Tries once; returns None or PeerClockError if the node must be tried again, NodeFullError if it is
-        full."""
+    ) -> ReplicaAck | PeerRefusedError | None:
+        """Tries once; returns None or PeerClockError if the node must be tried again, another
+        PeerRefusedError if it is full."""
         try:
             return await send(node)
         except StaleMapError as error:
@@ -265,7 +265,7 @@ class Replicator:
             await self._mesh.report_suspect(node.node_id, version)
         except PeerRefusedError as error:
             if is_full(error):
-                return outcome_unknown(node.node_id)
+                return error
             self._record_failure(node, "refused", error)
             return error if isinstance(error, PeerClockError) else None
         return None

@@ -27,8 +27,10 @@ from meshd.store.disks.layout import (
     LOST_DISKS_KEY,
     MOUNTED_DISKS_KEY,
     SET_BACK_KEY,
+    has_free_space,
     index_has_free_space,
     is_mounted,
+    is_on_disk,
     write_lost_disks,
 )
 from meshd.store.disks.replacement import (
@@ -46,7 +48,7 @@ from meshd.util import failpoints
 from meshwire.http_values.dates import format_iso
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from meshd.store.disks.layout import Disks
     from meshd.store.engine.group_commit import Committer
@@ -58,7 +60,7 @@ _FAILURES: Final = 3  # consecutive failed probes that retire a disk
 _AT_ONCE: Final = 256
 _PROBE: Final = bytes(4096)
 _INDEX_FULL: Final = (
-    "holds the index and is full: the node refuses writes; free space there (ShardmeshDiskFull)"
+    "holds the index and is full: the node refuses writes; free space there (ShardmeshIndexFull)"
 )
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -207,16 +209,17 @@ class DiskHealthMonitor:
         path = self._index.path
         if silent := self._silence(path):
             found.append(DiskState(str(path), False, f"holds the index and {silent}"))
-        elif self._is_index_full(path, serving):
+        elif self._is_index_full(path):
             found.append(DiskState(str(path), True, _INDEX_FULL, *_file_system_usage(path)))
         return found
 
-    def _is_index_full(self, path: Path, disks: Collection[Path]) -> bool:
-        """Whether the index may not grow, on a file system that is no disk's: that one tells it itself."""
+    def _is_index_full(self, path: Path) -> bool:
+        """Whether the index may not grow. Not if it is on one of the disks and all of them are full: these
+        tell it themselves."""
+        disks = self._disks.roots.values()
         with suppress(OSError):
             if not index_has_free_space(str(path)):
-                device = os.stat(path).st_dev
-                return all(os.stat(root).st_dev != device for root in disks)
+                return not is_on_disk(path, disks) or any(has_free_space(str(root), 0) for root in disks)
         return False
 
     def _serving_state(self, root: Path) -> DiskState:

@@ -24,7 +24,7 @@ from meshd.util.disk_space import measure_disk_space
 from meshd.util.durable_directories import make_directory, sync_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from meshd.config import StoreSettings
@@ -267,6 +267,13 @@ def index_has_free_space(path: str, reserves: int = 1) -> bool:
     """Returns True if the index may grow. Its reserve is half of the data's: the index usually shares a file
     system with a disk, and deletes must still work when that disk takes no more data."""
     return free_above_reserve(path, 2 * reserves) > 0
+
+
+def is_on_disk(path: Path, disks: Iterable[Path]) -> bool:
+    """Returns True if a directory shares its file system with one of these disks (blocking). Raises
+    OSError."""
+    device = os.stat(path).st_dev
+    return any(os.stat(root).st_dev == device for root in disks)
 
 
 class FreeSpace:

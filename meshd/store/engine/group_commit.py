@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from meshd.store.disks.disk_type import RotationalDisks
-from meshd.store.disks.layout import index_has_free_space, reserves_kept
+from meshd.store.disks.layout import index_has_free_space, is_on_disk, reserves_kept
 from meshd.store.disks.reserve_files import release_reserves
 from meshd.store.engine.data_files import Segment
 from meshd.store.engine.packs import is_worth_packing
@@ -30,6 +30,7 @@ from meshd.store.errors import (
     DiskFailedError,
     DiskFullError,
     ExhaustedError,
+    IndexFullError,
     StaleEpochError,
     StoreClosedError,
     StoreError,
@@ -319,14 +320,16 @@ class Committer:
             return
         appended = 0
         for reserves, tickets in itertools.groupby(puts, lambda each: reserves_kept(each.mutation.bucket)):
-            index = index_has_free_space(str(self._index.path), reserves)
+            index_full = not index_has_free_space(str(self._index.path), reserves)
+            index_apart = index_full and not is_on_disk(self._index.path, self._disks.roots.values())
             room = batch.free_space.largest_free(reserves)
             for ticket in tickets:
-                if not index:
-                    ticket.error = DiskFullError(
-                        "the file system of the index is nearly full; free space under --index-dir"
+                fits = appended + ticket.mutation.data_bytes < room
+                if index_full and (index_apart or fits):
+                    ticket.error = IndexFullError(
+                        f"the file system of the index is nearly full; free space under {self._index.path}"
                     )
-                elif appended + ticket.mutation.data_bytes >= room:
+                elif not fits:
                     ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
                 else:
                     appended += ticket.mutation.data_bytes

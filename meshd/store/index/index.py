@@ -16,7 +16,7 @@ import msgspec
 
 from meshd.errors import OWN_FILES
 from meshd.store.disks.layout import FORMAT
-from meshd.store.errors import DiskFailedError, DiskFullError, FormatError
+from meshd.store.errors import DiskFailedError, DiskFullError, FormatError, IndexFullError
 from meshd.store.index.change_log import ChangeLog, RecordedTable
 from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.data_file_table import DataFileTable
@@ -348,5 +348,5 @@ def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
     if isinstance(error, lmdb.MapFullError):
         return DiskFullError("the index is full; raise index-map and restart")
     if full:
-        return DiskFullError("the file system of the index is full; free space under --index-dir")
+        return IndexFullError("the file system of the index is full; free space under --index-dir")
     return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")

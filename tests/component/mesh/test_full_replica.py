@@ -35,7 +35,19 @@ SMALL, LARGE = b"small", os.urandom(8 << 20)
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """n2's disk, a file system of its own."""
-    place = tmp_path_factory.mktemp("disk")
+    with _file_system(tmp_path_factory.mktemp("disk")) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Holds n2's index, likewise."""
+    with _file_system(tmp_path_factory.mktemp("index")) as place:
+        yield place
+
+
+@contextmanager
+def _file_system(place: Path) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(place)]
     subprocess.run(command, check=True, timeout=30)
     try:
@@ -45,19 +57,20 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def daemons(disk: Path) -> Iterator[DaemonCluster]:
-    with DaemonCluster.start(3, lease=10.0, own={"n2": ["--disk", str(disk / "store")]}) as found:
+def daemons(disk: Path, index: Path) -> Iterator[DaemonCluster]:
+    own = ["--disk", str(disk / "store"), "--index-dir", str(index / "index")]
+    with DaemonCluster.start(3, lease=10.0, own={"n2": own}) as found:
         found["n1"].client().create_bucket(Bucket="full")
         found["n1"].client().put_object(Bucket="full", Key=_key(found, "n1", "before"), Body=SMALL)
         yield found
 
 
 @contextmanager
-def filled(disk: Path) -> Iterator[None]:
+def filled(disk: Path, left: int = LEFT) -> Iterator[None]:
     """Another program fills the disk for a while, but for some of what the store keeps for deletions."""
     another = disk / "another-program"
     with another.open("wb", buffering=0) as file:
-        while measure_disk_space(disk).free > LEFT:
+        while measure_disk_space(disk).free > left:
             file.write(bytes(1 << 20))
     try:
         yield
@@ -121,6 +134,19 @@ def test_a_write_names_the_full_node(full: DaemonCluster, primary: str, asked: s
         for node in ("n1", "n2", "n3"):
             with pytest.raises(ClientError, match="404"):
                 full[node].client().head_object(Bucket="full", Key=key)
+
+
+@pytest.mark.parametrize("asked", ["n1", "n2"])
+@pytest.mark.parametrize("primary", ["n1", "n2"])
+def test_a_write_names_a_full_index(daemons: DaemonCluster, index: Path, primary: str, asked: str) -> None:
+    key = _key(daemons, primary, f"index-{primary}-{asked}")
+    client = daemons[asked].client()
+    with filled(index, LEFT // 2):
+        for body in (SMALL, LARGE, SMALL):
+            told = _refusal(lambda body=body: client.put_object(Bucket="full", Key=key, Body=body))  # type: ignore[misc]
+            assert "the file system of the index (`--index-dir`) of node n2," in told
+            assert "deleting objects does not help" in told
+    await_true(lambda: _stores(daemons, "after"), told=daemons.output)
 
 
 def test_after_a_refusal_nothing_is_committed_elsewhere(full: DaemonCluster) -> None:

@@ -48,6 +48,11 @@ def test_every_error_of_the_store_has_a_word(kind: type[errors.StoreError]) -> N
 def test_a_full_disk_is_told_as_such() -> None:
     refusal = to_s3_error(errors.DiskFullError("no room"))
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
+    assert "Delete objects" in refusal.message
+    refusal = to_s3_error(errors.IndexFullError("no room"))
+    assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
+    assert "--index-dir" in refusal.message
+    assert "deleting objects does not help" in refusal.message
 
 
 def test_a_damaged_object_is_logged_when_it_is_found_not_with_every_read(
