@@ -224,6 +224,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> Training:
     options = parse(arguments)
     join()
+    training = None
     try:
         training = Training(options)
         training.resume()
@@ -233,6 +234,10 @@ def main(arguments: Sequence[str] | None = None) -> Training:
         return training
     finally:
         if dist.is_initialized():
+            # The wrapper goes first. If it is the last to hold the group, torch joins gloo's threads with the
+            # GIL held, and one of them can need the GIL to end (pytorch/pytorch#56297): the rank hangs.
+            if training is not None:
+                training.model = training.net
             dist.destroy_process_group()
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +77,29 @@ def test_data_parallel_training_goes_on_at_another_world_size(capsys: pytest.Cap
         assert torch.allclose(mine, other, atol=1e-2)  # bfloat16, summed in another order
     ddp.main([*DDP, *checkpoint])  # nothing is left to do
     assert hashes(capsys.readouterr().out) == [first]
+
+
+def test_the_distributed_model_is_freed_before_its_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch can deadlock where the model is the last to hold the group (pytorch/pytorch#56297)."""
+    models, alive = list[weakref.ref[torch.nn.Module]](), list[bool]()
+    spread, destroy = ddp.spread, torch.distributed.destroy_process_group
+
+    def record(net: torch.nn.Module, powersgd: int | None) -> torch.nn.Module:
+        model = spread(net, powersgd)
+        models.append(weakref.ref(model))
+        return model
+
+    def leave() -> None:
+        alive.extend(model() is not None for model in models)
+        destroy()
+
+    monkeypatch.setattr(ddp, "spread", record)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", leave)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    ddp.main([*DDP, "--epochs", "1"])
+    assert alive == [False]
 
 
 @pytest.mark.sampled(2)
