@@ -138,8 +138,6 @@ RECEIVE_DATA: Final = PeerCall(
     max_bytes=None,
     timeout=_ANSWER_TIMEOUT,
 )
-
-
 RECEIVE_BATCH: Final = PeerCall(
     f"{PREFIX}replica/many",
     request=ReplicaBatch,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from tests.support.daemons import Daemon
 from tests.support.job_fixtures import done, members, objects
 from tests.support.rotational_disk import rotational_disk
+from tests.support.scattered_objects import contents, put_scattered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,10 +24,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "in order of key": {},
     "shuffled": {"shuffle": 3},
 }
-
-
-def body(number: int) -> bytes:
-    return random.Random(number).randbytes(SIZE)
 
 
 @pytest.fixture
@@ -45,14 +40,8 @@ def stored(tmp_path: Path, read_ahead: str) -> Iterator[tuple[RotationalDisk, Da
         options = ("--read-ahead", read_ahead, "--durability", "relaxed")
         daemon = Daemon.start(tmp_path / "data", args=(*where, *options), workers=2)
         with contextlib.closing(daemon), contextlib.closing(daemon.client()) as client:
-            for bucket in ("scattered", "packed"):
-                client.create_bucket(Bucket=bucket)
-
-            def put(number: int) -> None:
-                client.put_object(Bucket="scattered", Key=f"train/{number:04d}.bin", Body=body(number))
-
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(put, random.Random(1).sample(range(OBJECTS), OBJECTS)))
+            put_scattered(client, "scattered", contents(OBJECTS, SIZE))
+            client.create_bucket(Bucket="packed")
             yield disk, daemon
 
 
@@ -74,7 +63,7 @@ def test_sources_are_read_in_the_order_of_the_disk(stored: tuple[RotationalDisk,
     assert seen.seek_s < 1.5 * seen.media_s, seen
     with contextlib.closing(daemon.client()) as client:
         files = members(*objects(client, "packed", "shards/").values())
-    assert files == {f"{number:04d}.bin": body(number) for number in range(OBJECTS)}
+    assert files == contents(OBJECTS, SIZE)
 
 
 def materialize(daemon: Daemon, form: dict[str, Any]) -> None:
@@ -97,7 +86,7 @@ def test_the_objects_of_a_view_are_read_in_the_order_of_the_disk(
     assert seen.seek_s < 1.5 * seen.media_s, seen
     with contextlib.closing(daemon.client()) as client:
         files = members(*objects(client, "packed", "shards/").values())
-    assert files == {f"{number:04d}.bin": body(number) for number in range(OBJECTS)}
+    assert files == contents(OBJECTS, SIZE)
 
 
 @pytest.mark.parametrize("read_ahead", ["64MiB"])
@@ -111,4 +100,4 @@ def test_objects_of_a_view_that_are_larger_than_a_window_are_read_in_several(
     assert OBJECTS * SIZE <= seen.bytes < 1.2 * OBJECTS * SIZE, seen
     with contextlib.closing(daemon.client()) as client:
         files = members(*objects(client, "packed", "shards/").values())
-    assert files == {f"{number:04d}.bin": body(number) for number in range(OBJECTS)}
+    assert files == contents(OBJECTS, SIZE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +11,7 @@ from tests.support.daemon_cluster import DaemonCluster
 from tests.support.job_fixtures import done, members, objects
 from tests.support.required import require_etcd
 from tests.support.rotational_disk import rotational_disk
+from tests.support.scattered_objects import contents, put_scattered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +24,6 @@ require_etcd()
 OBJECTS, SIZE = 600, 64 << 10
 
 
-def body(number: int) -> bytes:
-    return random.Random(number).randbytes(SIZE)
-
-
-def key(number: int) -> str:
-    return f"{number:04d}.bin"
-
-
 @pytest.fixture
 def stored(tmp_path: Path) -> Iterator[tuple[RotationalDisk, DaemonCluster]]:
     """Two nodes with half of the objects each; those of n1 were put on the disk in no order of key."""
@@ -42,14 +33,8 @@ def stored(tmp_path: Path) -> Iterator[tuple[RotationalDisk, DaemonCluster]]:
         args = ("--copies", "1", "--durability", "relaxed", "--read-ahead", "512MiB")
         with DaemonCluster.start(2, tmp_path / "mesh", own=own, args=args) as mesh:
             client = mesh["n1"].client()
-            for bucket in ("scattered", "packed"):
-                client.create_bucket(Bucket=bucket)
-
-            def put(number: int) -> None:
-                client.put_object(Bucket="scattered", Key=f"train/{key(number)}", Body=body(number))
-
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(put, random.Random(1).sample(range(OBJECTS), OBJECTS)))
+            put_scattered(client, "scattered", contents(OBJECTS, SIZE))
+            client.create_bucket(Bucket="packed")
             yield disk, mesh
 
 
@@ -58,8 +43,8 @@ def test_other_nodes_read_the_sources_of_a_job_in_the_order_of_their_disks(
     stored: tuple[RotationalDisk, DaemonCluster], kind: str
 ) -> None:
     disk, mesh = stored
-    there = sum(mesh.route_for("scattered", f"train/{key(number)}", 1).read_set[0].node_id == "n1"
-                for number in range(OBJECTS))  # fmt: skip
+    routes = [mesh.route_for("scattered", f"train/{name}", 1) for name in contents(OBJECTS, SIZE)]
+    there = sum(route.read_set[0].node_id == "n1" for route in routes)
     job: dict[str, Any] = {"source": "s3://scattered/train", "count": 100, "shuffle": 3}
     if kind == "materialize":
         view = {"kind": "shards", "prefix": "train/", "count": 100, "shuffle": 3}
@@ -74,4 +59,4 @@ def test_other_nodes_read_the_sources_of_a_job_in_the_order_of_their_disks(
     assert there * SIZE <= seen.bytes < 1.3 * there * SIZE, seen
     assert seen.seeks < there / 8, seen
     files = members(*objects(mesh["n2"].client(), "packed", "shards/").values())
-    assert files == {key(number): body(number) for number in range(OBJECTS)}
+    assert files == contents(OBJECTS, SIZE)
