@@ -71,7 +71,7 @@ class AclService:
         users = self._identities.list_all()
         ids = {user.user_id for user in users}
         addresses = {user.email.lower(): user.user_id for user in users if user.email}
-        return replace(acl, grants=tuple(_resolved(grant, ids, addresses) for grant in acl.grants))
+        return replace(acl, grants=tuple(_resolve_grantee(grant, ids, addresses) for grant in acl.grants))
 
     def parse_request(self, acl: Acl | None, body: bytes, owner: str) -> Acl:
         """Return the ACL that a PUT of ?acl asks for, from its headers or its document. A document must name
@@ -134,7 +134,7 @@ def stored_bucket_acl(acl: Acl) -> Acl | None:
     return None if acl.canned.startswith("bucket-owner-") else stored_acl(acl)
 
 
-def _resolved(grant: Grant, ids: set[str], addresses: dict[str, str]) -> Grant:
+def _resolve_grantee(grant: Grant, ids: set[str], addresses: dict[str, str]) -> Grant:
     name = grant.grantee
     if name.startswith(acl_xml.MAILTO):
         found = addresses.get(name.removeprefix(acl_xml.MAILTO).lower())

@@ -64,12 +64,16 @@ class PolicyCache:
             return known[1]
         if len(self._known) >= _MOST:
             self._known.clear()
-        policy = known[1] if known is not None and known[0].policy == bucket.policy else _compiled(bucket)
+        policy = (
+            known[1]
+            if known is not None and known[0].policy == bucket.policy
+            else _parse_bucket_policy(bucket)
+        )
         self._known[bucket.name] = (bucket, policy)
         return policy
 
 
-def _compiled(bucket: Bucket) -> Policy:
+def _parse_bucket_policy(bucket: Bucket) -> Policy:
     try:
         return parse_policy(bucket.policy, kind="bucket", bucket=bucket.name)
     except PolicyError as error:
@@ -216,7 +220,7 @@ class PolicyEvaluator:
             return ""
         if verdict == "allow" and policy is not None and not _is_restricted(bucket, policy):
             return ""
-        return "" if self._granted(identity, need, bucket, context) else NOTHING_ALLOWS
+        return "" if self._acl_grants(identity, need, bucket, context) else NOTHING_ALLOWS
 
     def bulk_access(
         self, identity: Identity, action: str, bucket: Bucket, context: RequestContext
@@ -290,7 +294,7 @@ class PolicyEvaluator:
     def _policy(self, bucket: Bucket) -> Policy | None:
         return self._policies.compiled_policy(bucket) if bucket.policy else None
 
-    def _granted(
+    def _acl_grants(
         self, identity: Identity, need: RequiredAction, bucket: Bucket, context: RequestContext
     ) -> bool:
         """Whether the ACLs of the bucket or the object grant the action."""

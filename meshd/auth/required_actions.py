@@ -52,7 +52,7 @@ def delete_actions(
     bucket: str, key: str, version: str | None, *, compared: bool = False
 ) -> tuple[RequiredAction, ...]:
     """Return the actions that deleting a key or a version needs. `compared`: only if its ETag matches."""
-    need = RequiredAction(_versioned("s3:Delete{}", version), bucket, key, version)
+    need = RequiredAction(_action_name("s3:Delete{}", version), bucket, key, version)
     return (need, RequiredAction("s3:GetObject", bucket, key)) if compared else (need,)
 
 
@@ -125,7 +125,7 @@ def _listing(action: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
 # --- objects ----------------------------------------------------------------------------------------------
 
 
-def _versioned(template: str, version: str | None) -> str:
+def _action_name(template: str, version: str | None) -> str:
     return template.format("Object" if version is None else "ObjectVersion")
 
 
@@ -135,7 +135,7 @@ def _on_object(template: str) -> Callable[[Any], tuple[RequiredAction, ...]]:
 
     def need(operation: Any) -> tuple[RequiredAction, ...]:
         version = operation.version
-        return (RequiredAction(_versioned(template, version), operation.bucket, operation.key, version),)
+        return (RequiredAction(_action_name(template, version), operation.bucket, operation.key, version),)
 
     return need
 
@@ -171,29 +171,31 @@ def _comparison(operation: Any) -> tuple[RequiredAction, ...]:
 
 def _read_source(operation: Any) -> RequiredAction:
     source = operation.source
-    return RequiredAction(_versioned("s3:Get{}", source.version), source.bucket, source.key, source.version)
+    return RequiredAction(_action_name("s3:Get{}", source.version), source.bucket, source.key, source.version)
 
 
-def _copied(operation: Any) -> Facts:
+def _copy_source_facts(operation: Any) -> Facts:
     return {"s3:x-amz-copy-source": f"{operation.source.bucket}/{operation.source.key}"}
 
 
 def _copy(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
-    return (_read_source(operation), *_write(operation, facts=_copied(operation)))
+    return (_read_source(operation), *_write(operation, facts=_copy_source_facts(operation)))
 
 
 def copied_tag_actions(operation: ops.CopyObject) -> tuple[RequiredAction, ...]:
     """Return the further actions that a copy needs when it takes over tags of its source."""
     source = operation.source
-    action = _versioned("s3:Get{}Tagging", source.version)
+    action = _action_name("s3:Get{}Tagging", source.version)
     return (
         RequiredAction(action, source.bucket, source.key, source.version),
-        RequiredAction("s3:PutObjectTagging", operation.bucket, operation.key, facts=_copied(operation)),
+        RequiredAction(
+            "s3:PutObjectTagging", operation.bucket, operation.key, facts=_copy_source_facts(operation)
+        ),
     )
 
 
 def _copy_part(operation: ops.UploadPartCopy) -> tuple[RequiredAction, ...]:
-    return (_read_source(operation), *_write(operation, creates=False, facts=_copied(operation)))
+    return (_read_source(operation), *_write(operation, creates=False, facts=_copy_source_facts(operation)))
 
 
 def _part(operation: Any) -> tuple[RequiredAction, ...]:

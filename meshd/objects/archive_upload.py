@@ -89,7 +89,7 @@ def read_members(data: bytes, options: UnpackOptions) -> list[Member]:
     Raises S3Error InvalidArgument, KeyTooLongError, EntityTooLarge."""
     members: dict[str, Member] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(_inflated(data)), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(_decompress(data)), mode="r:") as tar:
             for count, info in enumerate(tar):
                 if count >= MAX_MEMBERS:
                     raise _too_large(f"more than {MAX_MEMBERS} members")
@@ -135,7 +135,7 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, options: UnpackOptions)
     return Member(key, headers, body)
 
 
-def _inflated(data: bytes) -> bytes:
+def _decompress(data: bytes) -> bytes:
     """Raises S3Error EntityTooLarge, InvalidArgument."""
     for magic, name in _COMPRESSED.items():
         if data.startswith(magic):

@@ -106,7 +106,7 @@ class DeleteService:
             keys = [key for _, key in plain]
             removed = await self._replicated.delete_many(bucket, keys, versioning=setting, context=context)
         for number, key in plain:
-            answers[number] = _deleted(key, None, removed[key])
+            answers[number] = _deleted_key(key, None, removed[key])
         await self._settle(bucket, list(removed.items()), context)
         for chunk in range(0, len(single), _AT_ONCE):
             part = single[chunk : chunk + _AT_ONCE]
@@ -150,7 +150,7 @@ class DeleteService:
             refusal = to_s3_error(error)
             return DeleteFailure(entry.key, refusal.code, refusal.message, entry.version or "")
         await self._settle(bucket, [(entry.key, removed)], context)
-        return _deleted(entry.key, entry.version, removed)
+        return _deleted_key(entry.key, entry.version, removed)
 
     async def _remove(
         self,
@@ -194,7 +194,7 @@ def _refuse(entry: DeleteKey) -> DeleteFailure | None:
     return None
 
 
-def _deleted(key: str, version: str | None, removed: Removed) -> DeletedKey:
+def _deleted_key(key: str, version: str | None, removed: Removed) -> DeletedKey:
     if version is None:
         marker = removed.marker
         return DeletedKey(key, "", "" if marker is None else marker.version or NULL)

@@ -186,7 +186,7 @@ class UploadService:
                 )
                 record = self._become(operation, parts)
                 await self._replicated.wait_replicated(operation.bucket, operation.key, record)
-                return self._completed(operation, record)
+                return self._complete_result(operation, record)
             upload, arrived = found
             stored = check_parts(arrived, parts)
             through = self._objects.writes_through(operation.bucket)
@@ -202,9 +202,9 @@ class UploadService:
                     context=context,
                 )
             except NoSuchUploadError:  # another request completed or aborted it meanwhile
-                return self._completed(operation, self._become(operation, parts))
+                return self._complete_result(operation, self._become(operation, parts))
         await self._objects.finish_write(operation.bucket, operation.key, record, context=context)
-        return self._completed(operation, record)
+        return self._complete_result(operation, record)
 
     def _become(self, operation: CompleteMultipartUpload, parts: Sequence[CompletedPart]) -> Record:
         """Return the object that the upload became: the newest version of its key with that ETag."""
@@ -215,7 +215,7 @@ class UploadService:
         versions = [record for name, record in page.entries if name == key]
         return find_completed(versions, operation.upload_id, parts)
 
-    def _completed(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
+    def _complete_result(self, operation: CompleteMultipartUpload, record: Record) -> CompleteResult:
         bucket, key = operation.bucket, operation.key
         sums, kind = record.checksums, record.checksum_type
         extra = self._versions.expiration_headers(bucket, key, record)

@@ -56,7 +56,7 @@ class ObjectListings:
 
     async def list_entries(self, bucket: str, prefix: str) -> list[tuple[str, Record]]:
         """Return every object under a prefix; see `RemoteObjects.list_entries`."""
-        pages = await self._all(bucket, lambda node, version: self._listed(node, bucket, prefix, version))
+        pages = await self._all(bucket, lambda node, version: self._list_node(node, bucket, prefix, version))
         found = [entry for page in pages for entry in page]
         found.sort(key=lambda entry: entry[0].encode())
         return found
@@ -148,7 +148,9 @@ class ObjectListings:
             raise busy(f"{bucket} cannot be listed now: all owners of a part of it are away")
         return [node for node in cluster.nodes if node.node_id in primaries]
 
-    async def _listed(self, node: Node, bucket: str, prefix: str, version: int) -> list[tuple[str, Record]]:
+    async def _list_node(
+        self, node: Node, bucket: str, prefix: str, version: int
+    ) -> list[tuple[str, Record]]:
         found: list[tuple[str, Record]] = []
         after, here = "", node.node_id == self._mesh.node_id
         while True:
@@ -320,13 +322,13 @@ class MergedListings:
     ) -> EntryPage:
         """Return a page like `StoreReader.list_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("entries", bucket, prefix, delimiter, (after, ""), limit)
-        items, truncated = await self._merged(asked, EntryPage, listing_merge.read_entries)
+        items, truncated = await self._merge_pages(asked, EntryPage, listing_merge.read_entries)
         return listing_merge.entry_page(items, truncated=truncated)
 
     async def list_own_entries(self, bucket: str, prefix: str, after: str, limit: int = _LIMIT) -> EntryPage:
         """Return a page like `Store.own_entries`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("own", bucket, prefix, "", (after, ""), limit)
-        items, truncated = await self._merged(asked, EntryPage, listing_merge.read_entries)
+        items, truncated = await self._merge_pages(asked, EntryPage, listing_merge.read_entries)
         return listing_merge.entry_page(items, truncated=truncated)
 
     async def list_versions(
@@ -341,7 +343,7 @@ class MergedListings:
     ) -> VersionPage:
         """Return a page like `StoreReader.list_versions`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("versions", bucket, prefix, delimiter, (key_marker, version_marker), limit)
-        items, truncated = await self._merged(asked, VersionPage, listing_merge.read_versions)
+        items, truncated = await self._merge_pages(asked, VersionPage, listing_merge.read_versions)
         return listing_merge.version_page(items, truncated=truncated)
 
     async def list_uploads(
@@ -356,10 +358,10 @@ class MergedListings:
     ) -> UploadPage:
         """Return a page like `StoreReader.list_uploads`, of all nodes. Raises S3Error SlowDown."""
         asked = ListingRequest("uploads", bucket, prefix, delimiter, (key_marker, id_marker), limit)
-        items, truncated = await self._merged(asked, UploadPage, listing_merge.read_uploads)
+        items, truncated = await self._merge_pages(asked, UploadPage, listing_merge.read_uploads)
         return listing_merge.upload_page(items, truncated=truncated)
 
-    async def _merged(
+    async def _merge_pages(
         self, request: ListingRequest, kind: type[P], read: Callable[[P], tuple[list[Item], bool, Marker]]
     ) -> tuple[list[Item], bool]:
         if request.limit <= 0:

@@ -90,7 +90,7 @@ def page_share(limit: int, sources: int) -> int:
     return limit if sources < 2 else min(limit, limit // sources + limit // 8 + 2)
 
 
-def _sorted(lines: list[Item], prefixes: Sequence[str]) -> list[Item]:
+def _sort_items(lines: list[Item], prefixes: Sequence[str]) -> list[Item]:
     rolled = [Item(prefix.encode(), None, (prefix, "")) for prefix in prefixes]
     # The sort is stable: versions of one name keep their order.
     return sorted([*lines, *rolled], key=lambda item: item.name) if rolled else lines
@@ -105,7 +105,7 @@ def read_entries(page: EntryPage) -> tuple[list[Item], bool, Marker]:
         Item(entry.key.encode(), (entry, owner), (entry.key, ""))
         for entry, owner in zip(page.entries, page.owners, strict=True)
     ]
-    return _sorted(lines, page.prefixes), page.truncated, (page.next_after, "")
+    return _sort_items(lines, page.prefixes), page.truncated, (page.next_after, "")
 
 
 def entry_page(items: Sequence[Item], *, truncated: bool) -> EntryPage:
@@ -126,7 +126,7 @@ def read_versions(page: VersionPage) -> tuple[list[Item], bool, Marker]:
         Item(key.encode(), (key, record, latest), (key, record.version or "null"))
         for (key, record), latest in zip(page.entries, page.latest, strict=True)
     ]
-    return _sorted(lines, page.prefixes), page.truncated, (page.next_key, page.next_version)
+    return _sort_items(lines, page.prefixes), page.truncated, (page.next_key, page.next_version)
 
 
 def version_page(items: Sequence[Item], *, truncated: bool) -> VersionPage:
@@ -145,7 +145,7 @@ def version_page(items: Sequence[Item], *, truncated: bool) -> VersionPage:
 def read_uploads(page: UploadPage) -> tuple[list[Item], bool, Marker]:
     """Return the items, whose values are uploads, as `read_entries` does."""
     lines = [Item(upload.key.encode(), upload, (upload.key, upload.upload_id)) for upload in page.uploads]
-    return _sorted(lines, page.prefixes), page.truncated, (page.next_key, page.next_id)
+    return _sort_items(lines, page.prefixes), page.truncated, (page.next_key, page.next_id)
 
 
 def upload_page(items: Sequence[Item], *, truncated: bool) -> UploadPage:

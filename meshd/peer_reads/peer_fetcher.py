@@ -153,7 +153,7 @@ class PeerFetcher:
             for number in (*mine, *single):
                 del named[number]
             for number in single:
-                places[number] = self._gone(parts[number])
+                places[number] = self._missing_error(parts[number])
             await gather_limited(
                 MAX_ORIGIN_READS, [self._read_origin(parts, number, room, places) for number in mine]
             )
@@ -278,7 +278,7 @@ class PeerFetcher:
         kept = [(part, place.offset, place.length) for part, place in came if isinstance(place, Location)]
         self._near_cache.keep_parts(room.fd, kept)
 
-    def _gone(self, part: ObjectRange) -> ReadFailure:
+    def _missing_error(self, part: ObjectRange) -> ReadFailure:
         """Return why a single node does not have the part."""
         return ReadFailure(
             "NoSuchKey" if self._store.get(part.bucket, part.key) is None else "SnapshotChanged"

@@ -68,19 +68,19 @@ class MemberService:
             and MEMBER_SEPARATOR in operation.key
             and operation.member is None
         ):
-            found = self._addressed(operation.bucket, operation.key)
+            found = self._archive_of(operation.bucket, operation.key)
             return operation if found is None else replace(operation, key=found[0], member=found[1])
         if (
             isinstance(operation, ops.CopyObject | ops.UploadPartCopy)
             and MEMBER_SEPARATOR in operation.source.key
         ):
             source = operation.source
-            found = self._addressed(source.bucket, source.key)
+            found = self._archive_of(source.bucket, source.key)
             if found is not None:
                 return replace(operation, source=replace(source, key=found[0], member=found[1]))
         return operation
 
-    def _addressed(self, bucket: str, key: str) -> tuple[str, str] | None:
+    def _archive_of(self, bucket: str, key: str) -> tuple[str, str] | None:
         with store_errors():
             if self._store.newest_version(bucket, key) is not None:
                 return None
@@ -151,7 +151,7 @@ class MemberService:
         """Return a page of an archive's files as keys if the prefix leads into an archive (`x.tar/-/`) and no
         stored key has the prefix; None for any other listing. `may_read`: whether the archive's key may be
         read."""
-        found = self._listed(operation)
+        found = self._listed_archive(operation)
         if found is None or not may_read(found[0]):
             return None
         key, within = found
@@ -178,7 +178,7 @@ class MemberService:
             tuple(entries), tuple(base + each for each in page.prefixes), more, base + (page.next_after or "")
         )
 
-    def _listed(self, operation: ops.ListObjects) -> tuple[str, str] | None:
+    def _listed_archive(self, operation: ops.ListObjects) -> tuple[str, str] | None:
         if MEMBER_SEPARATOR not in operation.prefix or self._is_view(operation.bucket):
             return None
         with store_errors():
@@ -259,10 +259,10 @@ def _archive_errors() -> Iterator[None]:
     except StoreError as error:
         raise to_s3_error(error) from error
     except BatchError as error:
-        raise _translated(error) from error
+        raise _s3_error(error) from error
 
 
-def _translated(error: BatchError) -> S3Error:
+def _s3_error(error: BatchError) -> S3Error:
     if error.code in ("BadSample", "TooLarge"):
         return S3Error("UnprocessableSource", "; ".join(filter(None, (error.message, error.help))))
     if error.code == "Busy":

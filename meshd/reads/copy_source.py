@@ -185,14 +185,14 @@ class RemoteCopySources:
 
     async def has_versions(self, bucket: str, key: str) -> bool:
         """Whether a name has any version on any node. Raises S3Error SlowDown."""
-        found = await self._asked(CopySourceRequest(bucket, key), SOURCE_EXISTS)
+        found = await self._ask_holder(CopySourceRequest(bucket, key), SOURCE_EXISTS)
         return self._local.has_versions(bucket, key) if found is None else bool(found)
 
     async def find_source(self, source: ops.CopySource) -> Record:
         """Return the record of a source on another node. Raises S3Error as `VersionLookup.find_copy_source`
         does, and SlowDown."""
         ask = CopySourceRequest(source.bucket, source.key, source.version, source.member)
-        found = await self._asked(ask, FIND_SOURCE)
+        found = await self._ask_holder(ask, FIND_SOURCE)
         if found is None:
             with store_errors():
                 return await self._local.find_source(ask)
@@ -253,7 +253,7 @@ class RemoteCopySources:
                 async for piece in pieces:
                     yield piece
 
-    async def _asked(
+    async def _ask_holder(
         self, ask: CopySourceRequest, call: PeerCall[CopySourceRequest, Response]
     ) -> Response | None:
         """Return the response of a node that holds the source; None if this node has come to hold it. Raises

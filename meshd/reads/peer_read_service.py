@@ -155,7 +155,7 @@ class PeerReadService:
             if number % _LOOKUPS == _LOOKUPS - 1:
                 await asyncio.sleep(0)
             with suppress(BatchError, NotHereError, StoreError):  # the read of these parts reports it
-                record = self._held(bucket, key, etag)
+                record = self._pinned_record(bucket, key, etag)
                 if size in (-1, record.size):
                     places = places_by_disk(record, self._store.locate(record), offset, length)
                     for disk, there in places.items():
@@ -189,7 +189,7 @@ class PeerReadService:
             self._require_reader(bucket, key)
             data = await self._objects.read_origin_part(ObjectRange(bucket, key, etag, size, offset, length))
             return Blob(f"{bucket}/{key}", len(data), data=data)
-        record = self._held(bucket, key, etag)
+        record = self._pinned_record(bucket, key, etag)
         if size not in (-1, record.size):
             record, size = await self._archives.decompressed(bucket, key, record, size), pinned_table(size)[1]
         if size not in (-1, record.size) or offset < 0 or offset + max(length, 0) > record.size:
@@ -201,7 +201,7 @@ class PeerReadService:
         if not self._is_replica(bucket, key):
             raise NotHereError(f"{self._mesh.node_id} does not hold s3://{bucket}/{key}")
 
-    def _held(self, bucket: str, key: str, etag: str) -> Record:
+    def _pinned_record(self, bucket: str, key: str, etag: str) -> Record:
         """Return the record with exactly this content. Raises BatchError NoSuchKey, SnapshotChanged;
         NotHereError."""
         record = self._store.get(bucket, key)
@@ -285,10 +285,10 @@ class PeerReadService:
         return PagedKindsResponse(list(READABLE))
 
     async def _indexable(self, bucket: str, key: str, etag: str) -> Record:
-        """Return the record as `_held` does; in a bucket with an origin, fetch the whole object to this
-        node."""
+        """Return the record as `_pinned_record` does; in a bucket with an origin, fetch the whole object to
+        this node."""
         if not self._objects.has_origin(bucket):
-            return self._held(bucket, key, etag)
+            return self._pinned_record(bucket, key, etag)
         self._require_reader(bucket, key)
         record = await self._objects.find(bucket, key)
         if record is None or record.etag != etag:

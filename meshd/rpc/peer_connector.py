@@ -108,7 +108,7 @@ class PeerConnector:
         return why
 
     def _context(self) -> ssl.SSLContext:
-        seen = _seen(self._ca)
+        seen = _file_state(self._ca)
         if self._tls is None or seen != self._ca_seen:
             found = ssl.create_default_context()
             try:
@@ -122,7 +122,7 @@ class PeerConnector:
         return self._tls
 
 
-def _seen(ca: Path | None) -> tuple[int, int] | None:
+def _file_state(ca: Path | None) -> tuple[int, int] | None:
     """Return a value that changes with the file; None: it is missing or empty."""
     if ca is None:
         return None

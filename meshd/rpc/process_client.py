@@ -162,11 +162,11 @@ class ProcessClient:
 
     async def notify(self, method: Method[Q, None], request: Q, fds: Sequence[int] = ()) -> None:
         """Send a request without a reply. Raises `lost` of the error types if it cannot be sent."""
-        await self._send(await self._connected(), (NOTIFICATION, method.name, request), fds)
+        await self._send(await self._connect(), (NOTIFICATION, method.name, request), fds)
 
     async def connect(self) -> None:
         """Connect if necessary. Raises `lost` of the error types after the last attempt."""
-        await self._connected()
+        await self._connect()
 
     async def wait_until_lost(self) -> None:
         """Wait until the connection has ended and every running call has failed."""
@@ -178,7 +178,7 @@ class ProcessClient:
             self._on_lost(self._stream)
         await self._tasks.aclose()
 
-    async def _connected(self) -> MessageStream:
+    async def _connect(self) -> MessageStream:
         if self._stream is not None:
             return self._stream
         async with self._connecting:
@@ -210,7 +210,7 @@ class ProcessClient:
         call: PendingCall[R] = PendingCall(next(self._numbers), method, on_update)
         self._calls[call.number] = call
         try:
-            stream = stream or await self._connected()
+            stream = stream or await self._connect()
             message = (call.number, method.name, request)
             trace = tracing.context_text()
             await self._send(stream, (*message, trace) if trace else message, fds)

@@ -154,7 +154,7 @@ class Acceptor:
         client.setblocking(False)
         restore_pacing(client, address)
         task = self._coming[client] = self._tasks.spawn(self._welcome(client), "welcome")
-        task.add_done_callback(partial(self._arrived, client))
+        task.add_done_callback(partial(self._on_accepted, client))
         self._publish_count()
         if len(self._coming) > self._most_coming:
             metrics.http_turned_away.labels("slow handshake").inc()
@@ -175,7 +175,7 @@ class Acceptor:
         except (OSError, TimeoutError):  # the client disconnected, or the handshake failed
             client.close()
 
-    def _arrived(self, client: socket.socket, task: asyncio.Task[None]) -> None:
+    def _on_accepted(self, client: socket.socket, task: asyncio.Task[None]) -> None:
         self._coming.pop(client, None)
         if task.cancelled():
             client.close()

@@ -230,7 +230,7 @@ class Connection(ClientTransport):
             left, self._broken = b"", True
             if self._body is not None and not self._body.complete:
                 self._body.fail(MalformedBodyError(str(error)))
-            self._arrived(error)  # the error is answered in its turn
+            self._on_request(error)  # the error is answered in its turn
         self._unparsed = b"" if self._closed else left
         self._hold_or_resume()
         if self._task is not None:
@@ -255,7 +255,7 @@ class Connection(ClientTransport):
     def on_request(self, head: ParsedHead) -> None:
         """Take a request from the parser; its body may still arrive."""
         self._body = BodyStream(self._hold_client) if head.has_body else NO_BODY
-        self._arrived(MeshRequest(self, head, self._body, continued=self._continued))
+        self._on_request(MeshRequest(self, head, self._body, continued=self._continued))
 
     def on_body(self, data: bytes) -> None:
         """Take bytes of the latest request's body."""
@@ -267,7 +267,7 @@ class Connection(ClientTransport):
         assert self._body is not None
         self._body.end()
 
-    def _arrived(self, request: MeshRequest | MalformedRequestError) -> None:
+    def _on_request(self, request: MeshRequest | MalformedRequestError) -> None:
         """Answer a request, or have it wait for those before it."""
         self._request_count += 1
         if self._task is None:
@@ -290,9 +290,9 @@ class Connection(ClientTransport):
         except Exception:
             log.exception("finishing a request failed")
         finally:
-            self._answered(keep)
+            self._on_answered(keep)
 
-    def _answered(self, keep: bool) -> None:
+    def _on_answered(self, keep: bool) -> None:
         self._task = self._current = None
         if self._ended:
             return

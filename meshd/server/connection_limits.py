@@ -160,10 +160,10 @@ class ConnectionLimiter:
         """Record that a response of `size` bytes was queued for a client."""
         self._unread.add(connection)
         if not self._burst:
-            asyncio.get_running_loop().call_soon(self._flushed)
+            asyncio.get_running_loop().call_soon(self._start_turn)
         self._burst += size
 
-    def _flushed(self) -> None:
+    def _start_turn(self) -> None:
         """Start a new turn: the data queued in the last one is in the kernel by now, or counts as unread."""
         self._burst = 0
         self.flush_count += 1

@@ -96,10 +96,10 @@ class DirectSender:
 
 def _room(sock: socket.socket) -> int:
     """Return the free bytes of a connection's send buffer. Raises OSError."""
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _unacknowledged(sock)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _unacknowledged_bytes(sock)
 
 
-def _unacknowledged(sock: socket.socket | TransportSocket) -> int:
+def _unacknowledged_bytes(sock: socket.socket | TransportSocket) -> int:
     """Return the bytes in a connection's send buffer, which the client has not acknowledged. Raises
     OSError."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
@@ -112,7 +112,7 @@ def unsent_bytes_of(transport: asyncio.Transport) -> int:
     if not unsent or sock is None:
         return unsent
     with suppress(OSError, ValueError):  # it is being closed
-        unsent += _unacknowledged(sock)
+        unsent += _unacknowledged_bytes(sock)
     return unsent
 
 

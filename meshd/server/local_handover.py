@@ -110,7 +110,7 @@ class LocalFrameService:
         elif not all(is_sealed(frame.fd, frame.size) for frame in frames):
             return None
         who = current_tenant()
-        if not self._entered(who, size):
+        if not self._admit(who, size):
             return None
         ticket = secrets.token_hex(TICKET_BYTES // 2)
         timer = asyncio.get_running_loop().call_later(TICKET_SECONDS, self._expire, ticket)
@@ -119,7 +119,7 @@ class LocalFrameService:
         metrics.frames_handed_bytes.inc(size)
         return HandoverTicket(self._name, ticket, size)
 
-    def _entered(self, who: str, size: int) -> bool:
+    def _admit(self, who: str, size: int) -> bool:
         try:
             self._room.admit(who, size)
         except AdmissionRejectedError:

@@ -81,7 +81,7 @@ class RequestBody:
         """Yield pieces of at most about 512 KiB. While the caller writes one, a thread hashes it."""
         verifier = BodyVerifier(digests, None if self._chunked else self._payload_hash, extra=also)
         decoder = self._decoder(digests) if self._chunked else None
-        payload = self.iter_raw() if decoder is None else _decoded(self.iter_raw(), decoder)
+        payload = self.iter_raw() if decoder is None else _decode(self.iter_raw(), decoder)
         async for block in hashed_blocks(payload, verifier):
             yield block
         self._digest = self._check(verifier, decoder)
@@ -169,7 +169,7 @@ def reserve_body_memory(size: int | None, limit: int) -> Iterator[None]:
         raise S3Error("SlowDown", why, headers={"retry-after": "1"}) from error
 
 
-async def _decoded(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:
+async def _decode(source: AsyncIterator[bytes], decoder: ChunkedDecoder) -> AsyncIterator[bytes]:
     async for data in source:
         for piece in decoder.feed(data):
             yield piece

@@ -148,7 +148,7 @@ class ResumedResponse(PendingResponse):
         super().__init__(protocol)
         self._ended = ended
         self._task = asyncio.get_running_loop().create_task(self._go_on(rest, torn))
-        self._task.add_done_callback(self._done)
+        self._task.add_done_callback(self._on_done)
 
     def __repr__(self) -> str:
         return f"<ResumedResponse, {len(self.held)} bytes held>"
@@ -165,7 +165,7 @@ class ResumedResponse(PendingResponse):
                 self._protocol.transport.write(piece)
                 self._protocol.wrote(len(piece))
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         transport = self._protocol.transport
         error = None if task.cancelled() else task.exception()
         if transport is not None and (task.cancelled() or error is not None):

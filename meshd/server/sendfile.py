@@ -371,18 +371,18 @@ class _Pump:
             except OSError:  # reading it says why
                 self._reader = None
         if self._read is not None:
-            self._read.fetch(self._sent, self._loaded)
+            self._read.fetch(self._sent, self._resume_sending)
             return
         window, advice = min(self._left, WINDOW), min(self._left, _ADVICE)
         reading = self._loop.run_in_executor(None, read_pages, self._fd, self._offset, window, advice)
-        reading.add_done_callback(self._fetched)
+        reading.add_done_callback(self._on_pages_read)
 
-    def _fetched(self, reading: asyncio.Future[None]) -> None:
+    def _on_pages_read(self, reading: asyncio.Future[None]) -> None:
         if reading.cancelled() or self._done.done():
             return
-        self._loaded(reading.exception())
+        self._resume_sending(reading.exception())
 
-    def _loaded(self, error: BaseException | None) -> None:
+    def _resume_sending(self, error: BaseException | None) -> None:
         if self._done.done():
             return
         if error is not None:

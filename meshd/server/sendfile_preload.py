@@ -45,7 +45,7 @@ async def load_first_window(spans: Sequence[Span], reader: ColdReader | None) ->
             begun.close()
             raise
     except OSError as error:
-        raise _failed((first,), error) from error
+        raise _disk_error((first,), error) from error
     return begun
 
 
@@ -61,10 +61,10 @@ async def load_into_page_cache(spans: Sequence[Span]) -> None:
                         None, read_pages, span.fd, span.offset, span.length, span.length
                     )
     except OSError as error:
-        raise _failed(spans, error) from error
+        raise _disk_error(spans, error) from error
 
 
-def _failed(spans: Sequence[Span], error: OSError) -> DiskFailedError:
+def _disk_error(spans: Sequence[Span], error: OSError) -> DiskFailedError:
     for span in spans:
         if span.extent is not None:
             report_damage(span.extent)

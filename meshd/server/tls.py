@@ -99,10 +99,12 @@ class ServerTls:
         metrics.tls_not_after.set(dates.not_after)
         if not dates.not_before <= now <= dates.not_after:
             what = "has expired" if now > dates.not_after else "is not valid yet"
-            _log.warning("the TLS certificate %s: clients will refuse it", what, extra=_told(self._files))
+            _log.warning(
+                "the TLS certificate %s: clients will refuse it", what, extra=_log_fields(self._files)
+            )
 
 
-def _told(files: TlsFiles) -> dict[str, str]:
+def _log_fields(files: TlsFiles) -> dict[str, str]:
     return {"cert": str(files.cert)}
 
 

@@ -63,7 +63,7 @@ class PolicyAdmin:
         policy = self._table.policies().get(name)
         if policy is None:
             raise no_such_policy(name)
-        return _show(policy, *self._attached(name)) | {"policy": msgspec.Raw(policy.text.encode())}
+        return _show(policy, *self._holders_of(name)) | {"policy": msgspec.Raw(policy.text.encode())}
 
     async def put_policy(self, name: str, body: bytes) -> tuple[dict[str, Any], bool]:
         """Create or replace a policy. Returns it, and whether it is new. Raises AdminError BadRequest,
@@ -88,7 +88,7 @@ class PolicyAdmin:
         With `force` an attached policy is removed: its users and keys are then refused everything until it is
         detached or created again.
         """
-        users, keys, roles = self._attached(name)
+        users, keys, roles = self._holders_of(name)
         if (users or keys or roles) and not force:
             more = f" and {_count(roles, 'role')}" if roles else ""
             raise AdminError(
@@ -144,7 +144,7 @@ class PolicyAdmin:
         table = self._table
         return _holders(table.users()), _holders(table.keys()), _holders(table.roles.roles())
 
-    def _attached(self, name: str) -> tuple[list[str], ...]:
+    def _holders_of(self, name: str) -> tuple[list[str], ...]:
         return tuple(holders.get(name, []) for holders in self._holders())
 
 

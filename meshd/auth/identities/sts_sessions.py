@@ -348,7 +348,7 @@ class SessionRevocation:
         def end(old: User | None) -> User:
             if old is None:
                 raise no_such_user(user_id)
-            ended[:] = [self._ended(old.ended, since)]
+            ended[:] = [self._next_revocation(old.ended, since)]
             return replace(old, ended=ended[0])
 
         await self._table.update_entry(User, user_id, end)
@@ -362,7 +362,7 @@ class SessionRevocation:
         def end(old: Key | None) -> Key:
             if old is None:
                 raise no_such_key(access_key)
-            ended[:] = [self._ended(old.ended, since)]
+            ended[:] = [self._next_revocation(old.ended, since)]
             return replace(old, ended=ended[0])
 
         await self._table.update_entry(Key, access_key, end)
@@ -376,14 +376,14 @@ class SessionRevocation:
         def end(old: Role | None) -> Role:
             if old is None:
                 raise no_such_role(name)
-            ended[:] = [self._ended(old.ended, since)]
+            ended[:] = [self._next_revocation(old.ended, since)]
             return replace(old, ended=ended[0])
 
         await self._table.roles.update_entry(Role, name, end)
         _log.warning("sessions of a role revoked", extra={"role": name, "before": before or "now"})
         return {"role": name, **revocation_fields(ended[0])}
 
-    def _ended(self, old: Revocation, since: int) -> Revocation:
+    def _next_revocation(self, old: Revocation, since: int) -> Revocation:
         now = self._clock.now_ms()
         if not since:
             return replace(old, round=old.round + 1, at_ms=now)

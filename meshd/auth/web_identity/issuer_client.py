@@ -77,7 +77,7 @@ async def exchange_code(provider: IdentityProvider, url: str, fields: Mapping[st
     body = await _fetch(
         url, provider, _MAX_DISCOVERY_BYTES, public_only=restricted, form=urlencode(fields).encode()
     )
-    token = _parsed(url, body).get("id_token")
+    token = _parse_document(url, body).get("id_token")
     if not isinstance(token, str):
         raise IssuerError(f"{url}: the answer has no ID token")
     return token
@@ -90,7 +90,7 @@ async def _key_set_url(provider: IdentityProvider) -> str:
     return url
 
 
-def _parsed(where: str, body: bytes) -> dict[str, Any]:
+def _parse_document(where: str, body: bytes) -> dict[str, Any]:
     try:
         document = read_json(body.decode("utf-8"))
     except (PlanError, UnicodeDecodeError):
@@ -104,7 +104,7 @@ async def _discover(provider: IdentityProvider) -> dict[str, Any]:
     """Return the discovery document."""
     where = provider.issuer.rstrip("/") + _DISCOVERY
     body = await _fetch(where, provider, _MAX_DISCOVERY_BYTES, public_only=False)
-    document = _parsed(where, body)
+    document = _parse_document(where, body)
     if document.get("issuer") != provider.issuer:
         raise IssuerError(f"{where} describes another issuer than the provider's; they must be equal")
     return document

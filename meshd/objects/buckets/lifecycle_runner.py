@@ -146,7 +146,7 @@ class LifecycleRunner:
         if present is None:
             return
         bucket, mark = present, self._mark(present, now)
-        progress = self._progress.current().get(self._noted(bucket)) if bucket.lifecycle else None
+        progress = self._progress.current().get(self._progress_name(bucket)) if bucket.lifecycle else None
         if progress is None or progress.mark != mark:
             progress = SweepProgress(mark)
         if not progress.done:
@@ -155,7 +155,7 @@ class LifecycleRunner:
             if not self._rules_hold(bucket):
                 return
             if bucket.lifecycle:
-                await self._progress.put(self._noted(bucket), SweepProgress(mark, done=True))
+                await self._progress.put(self._progress_name(bucket), SweepProgress(mark, done=True))
         self._swept[bucket.name] = mark
 
     def _mark(self, bucket: Bucket, now: int) -> str:
@@ -170,7 +170,7 @@ class LifecycleRunner:
             else f"{mark}-{self._mesh.current_map().version}"
         )
 
-    def _noted(self, bucket: Bucket) -> str:
+    def _progress_name(self, bucket: Bucket) -> str:
         """Return the name of this node's progress: each node sweeps the keys of which it is the primary."""
         if self._mesh is None or self._mesh.single_node:
             return bucket.name
@@ -224,7 +224,7 @@ class LifecycleRunner:
                 if self._clock.monotonic() - noted > _NOTE_SECONDS:
                     noted = self._clock.monotonic()
                     after = planner.behind or progress.after
-                    await self._progress.put(self._noted(bucket), SweepProgress(progress.mark, after))
+                    await self._progress.put(self._progress_name(bucket), SweepProgress(progress.mark, after))
 
     async def _throttle(self, began: float) -> None:
         """Sleep as long as the work took: the clients keep at least half of the disk and of this process."""

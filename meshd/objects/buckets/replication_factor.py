@@ -40,7 +40,7 @@ class ReplicationFactors:
         _require_root(identity)
         every = [bucket for bucket in self._buckets.list_all() if bucket.origin is None and not bucket.view]
         return [
-            self._shown(each)
+            self._describe(each)
             for each in every
             if each.copies or self._mesh.current_map().copies_of_bucket(each.name)
         ]
@@ -48,7 +48,7 @@ class ReplicationFactors:
     def show(self, identity: Identity, name: str) -> dict[str, Any]:
         """Return a bucket without an origin. Raises BatchError."""
         _require_root(identity)
-        return self._shown(self._existing(name))
+        return self._describe(self._existing(name))
 
     def is_backed(self, name: str) -> bool:
         """Whether a bucket has an origin."""
@@ -73,11 +73,11 @@ class ReplicationFactors:
             )
         bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, copies=wanted)
         try:
-            return self._shown(await self._buckets.create(bucket))
+            return self._describe(await self._buckets.create(bucket))
         except BucketExistsError as error:
             found = error.bucket
             if found is not None and found.origin is None and not found.view and found.copies == wanted:
-                return self._shown(found)
+                return self._describe(found)
             raise BatchError(
                 "BucketExists",
                 f"the bucket {name[:80]!r} exists already, with another owner or other settings",
@@ -112,7 +112,7 @@ class ReplicationFactors:
         except turn.TransitionError as error:
             raise BatchError("BadRequest", str(error)) from None
         await self._mesh.wait_for_newer_map(cluster.version - 1, 5.0)
-        return self._shown(bucket)
+        return self._describe(bucket)
 
     def _existing(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
@@ -123,7 +123,7 @@ class ReplicationFactors:
             raise BatchError("BadRequest", f"{name} {what}; its number of copies cannot be set")
         return bucket
 
-    def _shown(self, bucket: Bucket) -> dict[str, Any]:
+    def _describe(self, bucket: Bucket) -> dict[str, Any]:
         relied, _ = read_and_write_copies(self._mesh.replica_count(bucket.name))
         count = self._mesh.current_map().copies_of_bucket(bucket.name)
         moving = count is not None and count.born == bucket.created_ms and count.is_rebalancing

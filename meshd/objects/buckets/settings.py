@@ -61,7 +61,7 @@ class SettingService:
 
     async def delete_setting(self, operation: DeleteBucketSetting) -> SettingStored:
         """Remove a setting; succeeds if it was never set."""
-        change = _REMOVERS.get(operation.setting, _unchanged)
+        change = _REMOVERS.get(operation.setting, _leave_unchanged)
         await self._change(operation.bucket, change)
         return SettingStored()
 
@@ -85,7 +85,7 @@ class SettingService:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
 
 
-def _unchanged(bucket: Bucket) -> Bucket:
+def _leave_unchanged(bucket: Bucket) -> Bucket:
     return bucket
 
 

@@ -124,7 +124,7 @@ class AdminEndpoint:
         accepts: Literal["json"] | None = "json" if method in ("POST", "PUT", "PATCH") else None
         return tuple(
             Operation(
-                _PREFIX + _named(place),
+                _PREFIX + _path_pattern(place),
                 action.__name__.strip("_").replace("_", " ").capitalize(),
                 known,
                 accepts=accepts,
@@ -253,7 +253,7 @@ class AdminEndpoint:
         return self._clock.now_ms() // 1000
 
 
-def _named(place: str) -> str:
+def _path_pattern(place: str) -> str:
     """Return a path with a name in braces for each `*`: `users/*` is `users/{user}`."""
     parts = place.split("/")
     for number in range(1, len(parts), 2):

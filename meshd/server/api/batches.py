@@ -238,7 +238,7 @@ async def send_frames(
     """Send the finished frames of consecutive steps from their memory, one after the other, or a ticket to
     fetch them locally; closes their handles. Of a single frame, send the part that a `Range` header asks for;
     a range that covers nothing of it is answered by the whole."""
-    handed = _offered(request, frames, frame_service)
+    handed = _offer_frames(request, frames, frame_service)
     whole, rows = sum([frame.size for frame in frames]), sum([frame.rows for frame in frames])
     part = _part_of(request, whole) if handed is None and len(frames) == 1 else None
     start, size = part or (0, whole)
@@ -274,7 +274,7 @@ async def send_frames(
     return StreamedReply(status, keep_alive=keep_alive)
 
 
-def _offered(
+def _offer_frames(
     request: MeshRequest, frames: Sequence[Frame], frame_service: LocalFrameService | None
 ) -> list[Header] | None:
     """Return the headers by which a client on this host fetches the frames; None if their bytes are sent."""

@@ -183,7 +183,7 @@ class ClusterAdmin:
                 f"{node_id} is still running",
                 help="stop it first, or drain it to move its data away without loss",
             )
-        cluster = await self._maps.update_map(lambda present: self._changed(present, node_id, wanted))
+        cluster = await self._maps.update_map(lambda present: self._changed_map(present, node_id, wanted))
         found = cluster.node(node_id)
         if found is None:
             await self._forget(node_id)
@@ -263,7 +263,7 @@ class ClusterAdmin:
             "asked": asked.number,
         }
 
-    def _changed(self, present: ClusterMap | None, node_id: str, wanted: NodeChange) -> ClusterMap:
+    def _changed_map(self, present: ClusterMap | None, node_id: str, wanted: NodeChange) -> ClusterMap:
         assert present is not None
         steps: Mapping[str, Callable[[ClusterMap, str], ClusterMap]] = {
             "drain": turn.drain_node,

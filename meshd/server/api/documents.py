@@ -43,7 +43,7 @@ class DocumentEndpoint:
         handlers = {"GET": guarded(bounded(self.get)), "DELETE": guarded(bounded(self.remove))}
         routes = [HttpRoute(method, PREFIX, handler) for method, handler in handlers.items()]
         return routes + [
-            HttpRoute(method, EARLIER_PREFIX, _deprecated(handler)) for method, handler in handlers.items()
+            HttpRoute(method, EARLIER_PREFIX, _deprecate(handler)) for method, handler in handlers.items()
         ]
 
     @operation(
@@ -91,7 +91,7 @@ class DocumentEndpoint:
         )
 
 
-def _deprecated(handler: Handler) -> Handler:
+def _deprecate(handler: Handler) -> Handler:
     """Serve `handler` under the earlier path: its replies are marked deprecated and name the new path."""
 
     async def answer(request: MeshRequest, identity: Identity) -> Reply:

@@ -97,7 +97,7 @@ class ConsoleEndpoint:
             try:
                 await self._sign(request)
             except S3Error as error:
-                return await self._send(request, _failed(error))
+                return await self._send(request, _raise(error))
             return await dispatch(request)
         return await self._send(request, self._answer(request))
 
@@ -183,11 +183,11 @@ class ConsoleEndpoint:
         request.trace.identity, request.trace.access_key = session.identity, session.identity.access_key
         if request.method == "GET":
             self._check_origin(request)
-            return self._told(session)
+            return self._describe_session(session)
         self._check_page(request, session)
         if request.method == "PATCH":
             renewed = self._sessions.renew(cookie)
-            return self._told(self._sessions.open(renewed), self._set_cookie(request, renewed))
+            return self._describe_session(self._sessions.open(renewed), self._set_cookie(request, renewed))
         if request.method == "DELETE":
             return self._reply_with(204, b"", self._set_cookie(request, ""), *_SHORT)
         raise S3Error("MethodNotAllowed")
@@ -212,9 +212,9 @@ class ConsoleEndpoint:
         cookie = self._sessions.sign_in(wanted.access_key, wanted.secret_key, wanted.session_token)
         session = self._sessions.open(cookie)
         trace.identity = session.identity
-        return self._told(session, self._set_cookie(request, cookie))
+        return self._describe_session(session, self._set_cookie(request, cookie))
 
-    def _told(self, session: ConsoleSession, *more: Header) -> Reply:
+    def _describe_session(self, session: ConsoleSession, *more: Header) -> Reply:
         identity = session.identity
         document = {
             "user_id": identity.user_id,
@@ -333,7 +333,7 @@ def _cookie_value(request: MeshRequest, name: str) -> str:
     return ""
 
 
-async def _failed(error: S3Error) -> Reply:
+async def _raise(error: S3Error) -> Reply:
     raise error
 
 

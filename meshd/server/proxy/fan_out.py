@@ -143,7 +143,7 @@ class FanOut:
         while left:
             version = self._mesh.current_map().version
             again: list[DeleteKey] = []
-            groups, nodes = self._grouped(operation.bucket, left)
+            groups, nodes = self._group_by_node(operation.bucket, left)
             asking = [
                 self._part(request, nodes[node_id], keys, here, asked, context)
                 for node_id, keys in groups.items()
@@ -166,7 +166,7 @@ class FanOut:
             raise refused[0][1]
         return _merge_results(asked, [*results, *(_failures(*each) for each in refused)])
 
-    def _grouped(
+    def _group_by_node(
         self, bucket: str, keys: Sequence[DeleteKey]
     ) -> tuple[dict[str, list[DeleteKey]], dict[str, Node | None]]:
         groups: dict[str, list[DeleteKey]] = defaultdict(list)

@@ -238,14 +238,14 @@ class ResponseRelay:
             drain = past.sock if past is not None else self._own
             assert drain is not None
             self._pump = Splice(
-                self._wire.side_socket(), drain, self._wire.body_left, self._moved, self._spliced
+                self._wire.side_socket(), drain, self._wire.body_left, self._count_moved, self._end_splice
             )
         except OSError as error:
             self.fail(error)
         else:
             self._pump.start()
 
-    def _spliced(self, error: Exception | None) -> None:
+    def _end_splice(self, error: Exception | None) -> None:
         self._stop()
         if error is not None:
             self.fail(error)
@@ -253,7 +253,7 @@ class ResponseRelay:
         self._wire.resume()
         self._wire.body_spliced(self._wire.body_left)
 
-    def _moved(self) -> None:
+    def _count_moved(self) -> None:
         self._protocol.moved += 1
 
     def _write(self, transport: asyncio.Transport, data: bytes) -> None:
@@ -312,13 +312,13 @@ class ProxiedResponse(PendingResponse):
 
     def start(self, sent: bytes, *, head_only: bool) -> None:
         """Send `sent` to the other node."""
-        self.relay.outcome.add_done_callback(self._done)
+        self.relay.outcome.add_done_callback(self._on_done)
         self._wire.send_request(self.relay, sent, patience=_FIRST_BYTE, head_only=head_only)
 
     def _word(self) -> str:
         return "close" if self.is_last and not self.held else ""
 
-    def _done(self, _: asyncio.Future[Any]) -> None:
+    def _on_done(self, _: asyncio.Future[Any]) -> None:
         transport, trace, head = self._protocol.transport, self._trace, self.relay.head
         trace.sent += self.relay.sent
         gone = transport is None or transport.is_closing()

@@ -124,8 +124,8 @@ class RequestRouter:
             name = object_name_of(operation)
             if name is not None and not hop.aim:
                 await forwarder.receiver.require_local(name, hop)
-            return (await self._prepared(operation))._replace(hop=hop)
-        operation = await self._addressed(operation)
+            return (await self._prepare(operation))._replace(hop=hop)
+        operation = await self._resolve_members(operation)
         name, aim = object_name_of(operation), ""
         if isinstance(operation, ops.ListObjects) and MEMBER_SEPARATOR in operation.prefix:
             if deps.fan_out is not None and not deps.views.is_view(operation.bucket):
@@ -150,18 +150,18 @@ class RequestRouter:
             if reply is not None:
                 trace.mark_forwarded()
                 return reply
-        return await self._prepared(operation)
+        return await self._prepare(operation)
 
-    async def _addressed(self, operation: ops.Operation) -> ops.Operation:
+    async def _resolve_members(self, operation: ops.Operation) -> ops.Operation:
         scatterer = self._services.fan_out
         return operation if scatterer is None else await scatterer.resolve_members(operation)
 
-    async def _prepared(self, operation: ops.Operation) -> PreparedRequest:
+    async def _prepare(self, operation: ops.Operation) -> PreparedRequest:
         """Add the source of a copy, if other nodes store it."""
         far = self._services.copy_sources
         if far is None or not isinstance(operation, ops.CopyObject | ops.UploadPartCopy):
             return PreparedRequest(operation)
-        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._addressed(operation))
+        operation = cast("ops.CopyObject | ops.UploadPartCopy", await self._resolve_members(operation))
         source = operation.source
         if self._services.views.is_view(source.bucket) or not far.is_remote(source):
             return PreparedRequest(operation)

@@ -142,7 +142,7 @@ class _Form:
         try:
             self.reader = FormReader(read_boundary(content_type))
         except FormError as error:
-            raise _malformed(error) from None
+            raise _malformed_error(error) from None
         self.source = call.body.iter_raw()
         self.received: list[bytes] = []
         """The received parts of the form: its fields and perhaps some of its file."""
@@ -207,14 +207,14 @@ class _Form:
         except FormTooLargeError:
             raise S3Error("MaxPostPreDataLengthExceededError") from None
         except FormError as error:
-            raise _malformed(error) from None
+            raise _malformed_error(error) from None
 
     def _finish(self) -> None:
         try:
             self.reader.finish()
         except FormError as error:
-            raise _malformed(error) from None
+            raise _malformed_error(error) from None
 
 
-def _malformed(error: FormError) -> S3Error:
+def _malformed_error(error: FormError) -> S3Error:
     return S3Error("MalformedPOSTRequest", f"The body of your POST request is malformed: {error}.")

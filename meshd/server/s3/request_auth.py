@@ -95,14 +95,14 @@ def request_context(origin: RequestOrigin, head: RequestHead, signer: VerifiedSi
         origin.remote or "",
         secure,
         presigned,
-        _hoisted(head) if presigned else head.headers,
+        _hoisted_headers(head) if presigned else head.headers,
         "" if claim is None else SIGV2_NAME if isinstance(claim, SigV2Claim) else SIGV4_NAME,
         claim.timestamp if isinstance(claim, Claim) else "",
         tls=origin.tls if secure else "",
     )
 
 
-def _hoisted(head: RequestHead) -> Mapping[str, str]:
+def _hoisted_headers(head: RequestHead) -> Mapping[str, str]:
     """Return the headers of a presigned URL, as `parse_request` reads them."""
     query = read_query(head.raw_query)
     return with_presigned_headers(head.headers, query, read_auth_mechanism(head.headers, query))

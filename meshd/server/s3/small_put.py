@@ -204,9 +204,9 @@ class PendingPut(PendingResponse):
         if self._trace.span is not None:
             ended = partial(tracing.record_until_done, self._trace.span, "commit", tracing.now())
             future.add_done_callback(ended)
-        future.add_done_callback(self._committed)
+        future.add_done_callback(self._on_commit)
 
-    def _committed(self, future: asyncio.Future[Record]) -> None:
+    def _on_commit(self, future: asyncio.Future[Record]) -> None:
         if future.cancelled() or future.exception() is not None:
             self._hand_over()
             return
