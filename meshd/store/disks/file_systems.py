@@ -82,18 +82,18 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS, block: Path = _BLOCK) -> 
         about, told = head.split(" "), tail.split(" ")
         if len(about) < 6 or len(told) < 3:
             continue
-        point = _unescaped(about[4])
+        point = _unescape(about[4])
         holds = place == point or place.startswith(f"{point.rstrip('/')}/")
         if holds and (found is None or len(point) >= len(found.mount_point)):  # the later one covers
             options = frozenset(f"{about[5]},{told[2]}".split(","))
-            found, device = FileSystem(point, told[0], _unescaped(told[1]), options), about[2]
+            found, device = FileSystem(point, told[0], _unescape(told[1]), options), about[2]
     if found is None:
         return None
     cache = _write_cache(block / device)
     return FileSystem(found.mount_point, found.kind, found.source, found.options, cache)
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     for code, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         text = text.replace(code, sign)
     return text

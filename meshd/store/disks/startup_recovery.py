@@ -245,7 +245,7 @@ def _enrol(
         missing_policy(path, failing.describe(path))
     first_free = max(enrolment.known, default=settings.first_disk - 1) + 1
     found = enrolment.found | dict(enumerate(enrolment.fresh, start=first_free))
-    refused = _refused(
+    refused = _unusable_disks(
         settings, enrolment.refused, missing_policy, failing, first_free + len(enrolment.fresh)
     )
     gone = enrolment.gone | missing | refused
@@ -266,7 +266,7 @@ def _enrol(
     return found, gone
 
 
-def _refused(
+def _unusable_disks(
     settings: StoreSettings,
     roots: Iterable[Path],
     missing_policy: MissingDiskPolicy,

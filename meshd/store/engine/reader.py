@@ -187,7 +187,7 @@ class ExtentReader:
         path = self._disks.path
         extents = [e for e in record.extents if e.length]
         if self._disks.lost and any(extent.disk in self._disks.lost for extent in extents):
-            raise _lost()
+            raise _lost_disk_error()
         return [Location(path(e.disk, e.file), e.offset, e.length, e.crc32c) for e in extents]
 
     def _acquire(self, extent: Extent) -> _Handle:
@@ -204,7 +204,7 @@ class ExtentReader:
             handle = _Handle(os.open(self._disks.path(extent.disk, extent.file), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError as error:
             if not self._disks.is_present(extent.disk):
-                raise _lost() from error
+                raise _lost_disk_error() from error
             raise ExtentGoneError(
                 "the data file was removed or moved during the read; look the object up again"
             ) from error
@@ -245,7 +245,7 @@ class ExtentReader:
             self._drop(file)
 
 
-def _lost() -> QuarantinedError:
+def _lost_disk_error() -> QuarantinedError:
     return QuarantinedError("the disk with these bytes is lost: another node restores them if it has a copy")
 
 

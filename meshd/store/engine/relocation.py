@@ -101,10 +101,10 @@ class Relocator:
             for name, raw in islice((each for each in named if accepts(each[0])), limit):
                 record = decode(raw)
                 key = bytes(name).partition(b"\0")[2].decode()
-                found.append(PlacedObject(key, record, self._fixed(txn, bucket, key, record, own)))
+                found.append(PlacedObject(key, record, self._why_fixed(txn, bucket, key, record, own)))
         return found
 
-    def _fixed(self, txn: Any, bucket: str, key: str, record: Record, own: dict[int, bool]) -> str:
+    def _why_fixed(self, txn: Any, bucket: str, key: str, record: Record, own: dict[int, bool]) -> str:
         if record.broken:
             return DAMAGED
         if record.parts or len(record.extents) != 1:

@@ -111,7 +111,7 @@ class PutPart(Mutation):
         return Record(size, meta.etag, stamp, self.modified, (staged.extent,), checksums=meta.checksums)
 
 
-def _stored(batch: WriteBatch, txn: Any, upload: Upload) -> Upload:
+def _require_upload(batch: WriteBatch, txn: Any, upload: Upload) -> Upload:
     stored = batch.index.uploads.get_upload(txn, upload.bucket, upload.key, upload.upload_id)
     if stored is None:
         raise NoSuchUploadError(f"upload {upload.upload_id} was completed or aborted")
@@ -138,7 +138,7 @@ class CompleteUpload(Mutation):
         self.record: Record | None = None
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
-        upload = self.upload = _stored(batch, txn, self.upload)
+        upload = self.upload = _require_upload(batch, txn, self.upload)
         wanted = self.etags or (None,) * len(self.numbers)
         for number, etag in zip(self.numbers, wanted, strict=True):
             part = batch.index.uploads.get_part(txn, upload.upload_id, number)
@@ -197,7 +197,7 @@ class AbortUpload(Mutation):
         self.stamp = 0
 
     def check(self, batch: WriteBatch, txn: Any) -> None:
-        self.upload = _stored(batch, txn, self.upload)
+        self.upload = _require_upload(batch, txn, self.upload)
 
     def write_data(self, batch: WriteBatch, txn: Any | None) -> None:
         stamp = self.stamp = batch.next_stamp()

@@ -111,10 +111,10 @@ class WriterResources:
         for disk, root in there:
             if has_free_space(str(root), size or 0, reserves_kept(bucket)):
                 metrics.store_off_home_writes.inc(disk != order[0])
-                return self._reserved(disk, file, size or 0)
+                return self._reserve_file(disk, file, size or 0)
         raise DiskFullError(f"{size or 'more'} bytes do not fit on a disk; delete objects or add a disk")
 
-    def _reserved(self, disk: int, file: int, size: int) -> LargeObjectFile:
+    def _reserve_file(self, disk: int, file: int, size: int) -> LargeObjectFile:
         large_file = LargeObjectFile(self.disks, disk, file, self.writer)
         try:
             large_file.reserve(size)

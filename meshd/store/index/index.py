@@ -188,7 +188,7 @@ class Index:
     @contextmanager
     def write_transaction(self) -> Iterator[Any]:
         """Opens the write transaction: exclusive over all processes, aborted if the block raises."""
-        with _translated(), self._begin(write=True) as txn:
+        with _translate_errors(), self._begin(write=True) as txn:
             self.objects.forget_changes()
             yield txn
 
@@ -334,7 +334,7 @@ class Index:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except lmdb.Error as error:

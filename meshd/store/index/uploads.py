@@ -119,7 +119,7 @@ class Uploads:
                 if rolled is not None and rolled <= after:
                     cursor.seek(base + successor(rolled))
                     continue
-                if rolled is None and (name < after or (name == after and _seen(upload_id, id_marker))):
+                if rolled is None and (name < after or (name == after and _is_listed(upload_id, id_marker))):
                     cursor.next()
                     continue
                 if len(uploads) + len(prefixes) >= limit:
@@ -135,7 +135,7 @@ class Uploads:
         return UploadPage(tuple(uploads), tuple(prefixes))
 
 
-def _seen(upload_id: bytes, marker: str) -> bool:
+def _is_listed(upload_id: bytes, marker: str) -> bool:
     """Returns True if an earlier page listed this upload of the marker's key; without an id, all of them were
     listed."""
     return not marker or upload_id <= marker.encode()

@@ -132,9 +132,9 @@ class _Source:
 
     def __init__(self, cursor: TableCursor, name_of: Callable[[bytes], bytes]) -> None:
         self._cursor, self._name_of = cursor, name_of
-        self.name = self._named()
+        self.name = self._cursor_name()
 
-    def _named(self) -> bytes | None:
+    def _cursor_name(self) -> bytes | None:
         return None if self._cursor.key is None else self._name_of(self._cursor.key)
 
     def advance_past(self, name: bytes, found: list[tuple[bytes, Any]] | None) -> None:
@@ -145,7 +145,7 @@ class _Source:
                 assert cursor.key is not None
                 found.append((cursor.key, cursor.value))
             cursor.next()
-            self.name = self._named()
+            self.name = self._cursor_name()
 
 
 class _PageBuilder:

@@ -114,13 +114,13 @@ class Checker:
                 continue  # replaced or removed; the next prune forgets it
             self._quarantined.update(about.extents)
             size = sum(extent.length for extent in about.extents)
-            self._report_problem("quarantined", "", _named(name), f"{size} bytes are damaged: {about.why}")
+            self._report_problem("quarantined", "", _path_of(name), f"{size} bytes are damaged: {about.why}")
         for name, record in self._index.all_records(txn):
             if record.broken and (name, record.stamp) not in quarantined:
                 self._report_problem(
                     "mismatch",
                     "",
-                    _named(name),
+                    _path_of(name),
                     "the record is in quarantine, but the quarantine table has no entry",
                 )
 
@@ -129,7 +129,7 @@ class Checker:
         for name, record in self._index.all_records(txn):
             if sum(extent.length for extent in record.extents) != record.size:
                 self._report_problem(
-                    "mismatch", "", _named(name), f"the extents do not add up to {record.size} bytes"
+                    "mismatch", "", _path_of(name), f"the extents do not add up to {record.size} bytes"
                 )
             for extent in record.used_extents:
                 claims.add(extent)
@@ -190,7 +190,7 @@ class Checker:
         """Returns the name that uses an extent. Scans the index, so it is called for damaged files only."""
         for name, record in self._index.all_records(txn):
             if extent in record.used_extents:
-                return _named(name)
+                return _path_of(name)
         return ""
 
     def _order(self, txn: Any) -> None:
@@ -203,14 +203,14 @@ class Checker:
                 nulls += 1
                 if versions.null_version(txn, name) != record:
                     self._report_problem(
-                        "mismatch", "", _named(name), "the index does not list its null version correctly"
+                        "mismatch", "", _path_of(name), "the index does not list its null version correctly"
                     )
             if name == last:
                 continue
             last, current = name, versions.current_version(txn, name)
             if not record.marker if current is None else record.stamp >= current.stamp:
                 self._report_problem(
-                    "mismatch", "", _named(name), "its newest version is not its current one"
+                    "mismatch", "", _path_of(name), "its newest version is not its current one"
                 )
         if nulls != versions.nulls.count(txn):
             self._report_problem("mismatch", "", "", "the index lists null versions that do not exist")
@@ -222,7 +222,7 @@ class Checker:
         self.report.leftovers += [entry.path for entry in self._disks.drafts()]
 
 
-def _named(name: bytes) -> str:
+def _path_of(name: bytes) -> str:
     """Returns the index key as bucket/key."""
     return name.decode().replace("\0", "/", 1)
 

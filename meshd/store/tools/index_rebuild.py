@@ -180,7 +180,7 @@ class IndexRebuilder:
         with DataFileScan(disk, file, path) as scan, self.index.write_transaction() as txn:
             first, count, tombstones = None, 0, Tombstones(self.index, txn, keep=self._tombstone_seconds > 0)
             try:
-                for found in self._trusted(scan):
+                for found in self._trusted_members(scan):
                     first, count = first or found, count + 1
                     self._count(account, found)
                     self._enter_member(txn, scan, found)
@@ -203,7 +203,7 @@ class IndexRebuilder:
         self.report.problems.append(f"{problem}; its contents are lost")
         account.damaged = self._doubtful = True
 
-    def _damaged(self, scan: DataFileScan, found: ScannedMember, how: str) -> None:
+    def _report_damage(self, scan: DataFileScan, found: ScannedMember, how: str) -> None:
         member = found.member
         problem = (
             f"{scan.path}: the {member.kind} of {member.bucket}/{member.key} at byte {found.extent.offset}"
@@ -218,7 +218,7 @@ class IndexRebuilder:
         account.stamps = _span(account.stamps, int(found.member.stamp))
         account.end = found.next
 
-    def _trusted(self, scan: DataFileScan) -> Iterable[ScannedMember]:
+    def _trusted_members(self, scan: DataFileScan) -> Iterable[ScannedMember]:
         """Yields the members. A file without an end mark may end in torn members after a crash, so their
         bytes are verified."""
         for _ in scan.members():
@@ -228,7 +228,7 @@ class IndexRebuilder:
             if not torn or scan.is_intact(found.extent):
                 yield found
             else:
-                self._damaged(scan, found, "was being written when the node stopped, or is damaged")
+                self._report_damage(scan, found, "was being written when the node stopped, or is damaged")
 
     def _enter_member(self, txn: Any, scan: DataFileScan, found: ScannedMember) -> None:
         member = found.member
@@ -258,7 +258,7 @@ class IndexRebuilder:
         """Decodes a member's data; returns None and reports the damage if they are damaged."""
         if scan.is_intact(found.extent):
             return msgspec.json.decode(scan.read_extent(found.extent), type=kind)
-        self._damaged(scan, found, "is damaged")
+        self._report_damage(scan, found, "is damaged")
         return None
 
     @staticmethod
