@@ -42,9 +42,9 @@ def doctor(settings: StoreSettings, as_json: bool) -> None:
     meshd doctor --data-dir ./data
     """
     rotational = RotationalDisks(settings.disk_type)
-    found = [_examined("data directory", settings.data_dir, rotational, holds_index=True)]
-    found.append(_examined("index", settings.index_dir, rotational, holds_index=True))
-    found += [_examined("disk", disk, rotational, holds_index=False) for disk in settings.disks]
+    found = [_examine("data directory", settings.data_dir, rotational, holds_index=True)]
+    found.append(_examine("index", settings.index_dir, rotational, holds_index=True))
+    found += [_examine("disk", disk, rotational, holds_index=False) for disk in settings.disks]
     if as_json:
         for each in found:
             click.echo(msgspec.json.encode(each))
@@ -54,9 +54,7 @@ def doctor(settings: StoreSettings, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _examined(
-    what: str, directory: Path, rotational: RotationalDisks, *, holds_index: bool
-) -> dict[str, Any]:
+def _examine(what: str, directory: Path, rotational: RotationalDisks, *, holds_index: bool) -> dict[str, Any]:
     found = file_system_of(directory)
     problems = [] if found is None else found.weaknesses
     if directory.is_dir() and rotational.any_of([directory]):

@@ -170,7 +170,7 @@ async def establish_identity(
         )
     elif not _has_index(settings):  # its disks were emptied, but not the directory of the identity file
         await _admit(maps, settings, copies, _EMPTY)
-    elif why := _outdated(found, await _read_generation(control, node_id)):
+    elif why := _difference(found, await _read_generation(control, node_id)):
         await _admit(maps, settings, copies, why)
     counted = await increment_generation(control, data_dir, found)
     await _record_machine(control, settings)
@@ -254,7 +254,7 @@ async def _read_generation(control: ControlStore, node_id: str) -> _Generation |
     return None if entry is None else msgspec.json.decode(entry.value, type=_Generation)
 
 
-def _outdated(found: NodeIdentity, known: _Generation | None) -> str:
+def _difference(found: NodeIdentity, known: _Generation | None) -> str:
     """Returns how a directory differs from the one its node last ran on; "" if it does not."""
     if known is None:
         return ""

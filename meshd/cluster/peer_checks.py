@@ -109,7 +109,7 @@ async def _probe_within(node: Node, max_wait: float) -> ProbeResult | None:
 async def _probe(node: Node) -> ProbeResult | None:
     where = urlsplit(node.endpoint)
     port = where.port or (443 if where.scheme == "https" else 80)
-    tls = _unverified() if where.scheme == "https" else None
+    tls = _unverified_context() if where.scheme == "https" else None
     reader, writer = await asyncio.open_connection(where.hostname, port, ssl=tls, limit=_MAX_HEAD)
     try:
         writer.write(_REQUEST.format(where.netloc).encode())
@@ -128,7 +128,7 @@ async def _probe(node: Node) -> ProbeResult | None:
     )
 
 
-def _unverified() -> ssl.SSLContext:
+def _unverified_context() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -73,9 +73,9 @@ class ClusterMapStore:
             same = await self._control.get_version(_KEY) == version
             if same and restores == self._control.restores:
                 return known.version
-        found = _parsed(await self._control.get(_KEY))
+        found = _parse_entry(await self._control.get(_KEY))
         if _is_behind(found, known):
-            found = await self.update_map(_unchanged)
+            found = await self.update_map(_leave_unchanged)
         return 0 if found is None else found.version
 
     async def renew_lease(self, lease: Lease) -> tuple[Lease, int]:
@@ -94,7 +94,7 @@ class ClusterMapStore:
         while True:
             known = self.current()
             entry = await self._control.get(_KEY)
-            present = _parsed(entry)
+            present = _parse_entry(entry)
             wanted = change(await self._restore_known_map(known) if _is_behind(present, known) else present)
             if wanted == present:
                 return wanted
@@ -121,7 +121,7 @@ class ClusterMapStore:
         return replace(known, version=known.version + 1)
 
 
-def _parsed(entry: Versioned | None) -> ClusterMap | None:
+def _parse_entry(entry: Versioned | None) -> ClusterMap | None:
     return None if entry is None else parse_map(entry.value)
 
 
@@ -136,6 +136,6 @@ def _is_behind(found: ClusterMap | None, known: ClusterMap | None) -> bool:
     return found.version < known.version or (found.version == known.version and found != known)
 
 
-def _unchanged(present: ClusterMap | None) -> ClusterMap:
+def _leave_unchanged(present: ClusterMap | None) -> ClusterMap:
     assert present is not None
     return present

@@ -55,11 +55,11 @@ class FileChanges:
     def __init__(self, path: Path, changed: Callable[[], None]) -> None:
         self._changed, self._loop = changed, asyncio.get_running_loop()
         try:
-            self._fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+            self._fd = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         except AttributeError as error:
             raise OSError("no inotify here") from error
         try:
-            _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _MODIFIED))
+            _check(_libc.inotify_add_watch(self._fd, os.fsencode(path), _MODIFIED))
         except OSError:
             os.close(self._fd)
             raise
@@ -79,7 +79,7 @@ class FileChanges:
         self._changed()
 
 
-def _checked(result: int) -> int:
+def _check(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -340,13 +340,13 @@ class EmbeddedControl:
             raise ControlError(f"the control store {self._directory} cannot be written: {error}") from error
 
     def _put(self, txn: lmdb.Transaction, key: str, value: bytes, expect: int | None) -> int:
-        check_version(key, expect, _found(txn, key))
+        check_version(key, expect, _version_of(txn, key))
         version = self._bump_version(txn, key)
         txn.put(key.encode(), _VERSION.pack(version) + value)
         return version
 
     def _delete(self, txn: lmdb.Transaction, key: str, expect: int | None) -> int:
-        found = _found(txn, key)
+        found = _version_of(txn, key)
         check_version(key, expect, found)
         if not found:
             return 0
@@ -369,7 +369,7 @@ class EmbeddedControl:
         return version
 
 
-def _found(txn: lmdb.Transaction, key: str) -> int:
+def _version_of(txn: lmdb.Transaction, key: str) -> int:
     found = txn.get(key.encode())
     return 0 if found is None else _unpack(bytes(found)).version
 

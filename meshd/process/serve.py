@@ -149,7 +149,7 @@ def serve_node(settings: NodeSettings, env: Mapping[str, str], say: Callable[[st
     people.read()
     _check_audit(settings.audit_log)
     sockets = open_listen_sockets(settings)
-    settings = _advertised(settings, sockets)
+    settings = _advertised_node(settings, sockets)
     if root.generated or (settings.run_dir / ROOT_MADE).exists():
         say(
             f"meshd root access_key={root.access_key} secret_key={root.secret_key} "
@@ -177,7 +177,7 @@ def _said_as_json(say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: say(logs.notice_line(line))
 
 
-def _advertised(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
+def _advertised_node(settings: NodeSettings, sockets: ListenSockets) -> NodeSettings:
     """Return the settings with the URL that other nodes use: by default where the node listens."""
     where = settings.cluster.advertise or local_endpoint(sockets)
     return replace(settings, cluster=replace(settings.cluster, advertise=where))

@@ -241,7 +241,7 @@ _log = logging.getLogger("meshd.metrics")
 @contextmanager
 def scrape_lock(directory: Path) -> Iterator[None]:
     """Exclude merging while files are read. Waits milliseconds for a merge in progress."""
-    with _locked(directory, fcntl.LOCK_SH):
+    with _lock(directory, fcntl.LOCK_SH):
         yield
 
 
@@ -252,7 +252,7 @@ def merge_dead_processes(directory: Path) -> None:
     Does not wait for readers: the files are then merged at the next call.
     """
     try:
-        with _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with _lock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
             for kind, paths in _dead_files(directory).items():
                 _merge_files(directory / f"{kind}_{DEAD_LABEL}.db", paths)
     except BlockingIOError:
@@ -263,7 +263,7 @@ def merge_dead_processes(directory: Path) -> None:
 
 
 @contextmanager
-def _locked(directory: Path, how: int) -> Iterator[None]:
+def _lock(directory: Path, how: int) -> Iterator[None]:
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, how)

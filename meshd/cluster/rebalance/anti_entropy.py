@@ -168,20 +168,20 @@ class AntiEntropySync:
 
     async def _differing(self) -> Scope:
         forgotten = self._store.inventory.tombstones_complete_since()
-        theirs = await self._summed(self._holder, forgotten)
+        theirs = await self._sum_digests(self._holder, forgotten)
         if theirs.since <= self._standing:
             self._drop = None
         if theirs.since > forgotten:
             forgotten = theirs.since
-            theirs = await self._summed(self._holder, forgotten)
-        mine = await self._summed(self._mine, forgotten)
+            theirs = await self._sum_digests(self._holder, forgotten)
+        mine = await self._sum_digests(self._mine, forgotten)
         differing = theirs.sums != mine.sums
         more = theirs.sizes.astype(np.int64) - mine.sizes.astype(np.int64)
         self.stats.differing += int(differing.sum())
         self.stats.total += int(more[differing & (more > 0)].sum())
         return self._scope.restrict_to(differing)
 
-    async def _summed(self, holder: SyncPeer, forgotten: int) -> _DigestSums:
+    async def _sum_digests(self, holder: SyncPeer, forgotten: int) -> _DigestSums:
         slots, after = self._scope.slots, b""
         sums, sizes = np.zeros(slots, np.uint64), np.zeros(slots, np.uint64)
         while True:

@@ -143,7 +143,7 @@ class BatchedPuts:
             return await self._put_here(bucket, objects, versioning, context)
         asked = ForwardedPuts(bucket, tuple(objects), versioning)
         try:
-            stored = await self._forwarder.send(node, FORWARD_PUTS, asked, context, refused=_refused)
+            stored = await self._forwarder.send(node, FORWARD_PUTS, asked, context, refused=_refusal)
         except _UnknownCallError:
             return [await self._put_one(bucket, new, versioning, context) for new in objects]
         metrics.replication_writes_forwarded.labels("done").inc(len(objects))
@@ -209,7 +209,7 @@ class BatchedPuts:
         return confirmed
 
 
-def _refused(node: Node, error: PeerRefusedError) -> StoreError | _UnknownCallError:
+def _refusal(node: Node, error: PeerRefusedError) -> StoreError | _UnknownCallError:
     if error.status in _UNKNOWN_CALL:
         return _UnknownCallError(error.message)
     return write_failed(node, error)

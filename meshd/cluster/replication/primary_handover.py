@@ -80,7 +80,10 @@ class HandoverHandler:
         ends = unsettled_ends(self._store, self._clock, bucket, key)
         sends: list[Callable[[], Awaitable[object]]] = [
             *[partial(self._replicator.send_change, to, gone) for gone in removals],
-            *[partial(self._replicator.send_change, to, begun) for begun in self._begun(bucket, key)],
+            *[
+                partial(self._replicator.send_change, to, begun)
+                for begun in self._uploads_in_progress(bucket, key)
+            ],
             *[partial(self._send_end, to, bucket, key, *end) for end in ends],
         ]
         try:
@@ -93,7 +96,7 @@ class HandoverHandler:
                 f"node {to.node_id} does not accept the handover of a name: {error}"
             ) from error
 
-    def _begun(self, bucket: str, key: str) -> Sequence[UploadBegun]:
+    def _uploads_in_progress(self, bucket: str, key: str) -> Sequence[UploadBegun]:
         """Returns the latest uploads in progress of a name: a listing of this node may have shown one that no
         other node has."""
         page = self._store.list_uploads(bucket, prefix=key)

@@ -139,7 +139,7 @@ class EtcdControl:
         self._barrier.forget_version()
         answer = self._range(self._prefix, self._end)
         self._barrier.learn_version()
-        return before.after_reread(dict(self._found(answer)), number(answer["header"].get("revision")))
+        return before.after_reread(dict(self._entries_of(answer)), number(answer["header"].get("revision")))
 
     def _follow(self) -> None:
         """The thread: watches, and reads again what the watch missed."""
@@ -244,16 +244,16 @@ class EtcdControl:
 
     async def get(self, key: str) -> Versioned | None:
         answer = await self._in_thread(lambda: self._range(self._key(key)))
-        return next((entry for _, entry in self._found(answer)), None)
+        return next((entry for _, entry in self._entries_of(answer)), None)
 
     async def get_version(self, key: str) -> int:
         answer = await self._in_thread(lambda: self._range(self._key(key), keys_only=True))
-        return next((entry.version for _, entry in self._found(answer)), 0)
+        return next((entry.version for _, entry in self._entries_of(answer)), 0)
 
     async def list_all(self, prefix: str) -> Mapping[str, Versioned]:
         start = self._place_of(prefix) + prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
-        found = dict(self._found(await self._in_thread(lambda: self._range(start, end))))
+        found = dict(self._entries_of(await self._in_thread(lambda: self._range(start, end))))
         earlier = self.cached_entries(topic_of(prefix)) if topic_of(prefix) in UNWATCHED else {}
         return {key: entry for key, entry in earlier.items() if key.startswith(prefix)} | found
 
@@ -334,7 +334,7 @@ class EtcdControl:
     def _raise_conflict(self, conditions: Mapping[str, int], answer: Mapping[str, Any]) -> None:
         self._catch_up(conditions, answer)
         for (key, expect), response in zip(conditions.items(), answer.get("responses") or [], strict=False):
-            found = next((entry.version for _, entry in self._found(response["response_range"])), 0)
+            found = next((entry.version for _, entry in self._entries_of(response["response_range"])), 0)
             if found != expect:
                 raise VersionConflictError(key, expect, found)
         raise EtcdError("etcd rejected a conditional write although every version matches")
@@ -345,7 +345,7 @@ class EtcdControl:
             return
         versions: dict[str, int] = {}
         for response in answer.get("responses") or []:
-            versions |= {key: entry.version for key, entry in self._found(response["response_range"])}
+            versions |= {key: entry.version for key, entry in self._entries_of(response["response_range"])}
         self._wait_for_revision(max(versions.values(), default=0))
         if any(key in self._copy.entries for key in conditions if key not in versions):
             self._reload_if_newer()
@@ -357,7 +357,7 @@ class EtcdControl:
             if self._barrier.is_kept(answer):
                 return answer
 
-    def _found(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:
+    def _entries_of(self, answer: Mapping[str, Any]) -> list[tuple[str, Versioned]]:
         return [
             (self._name(kv), Versioned(decoded(kv.get("value")), number(kv["mod_revision"])))
             for kv in answer.get("kvs") or []

@@ -90,7 +90,7 @@ class Gateway:
             for turn in range(len(self._members)):
                 number = (self._first + turn) % len(self._members)
                 try:
-                    answer = self._authorized(number, path, body)
+                    answer = self._call_authorized(number, path, body)
                 except NoAnswerError as error:
                     last = f"{self._members[number]}: {error.why}"
                     if error.sent and not repeatable:
@@ -144,7 +144,7 @@ class Gateway:
         for connections in self._connections:
             connections.close()
 
-    def _authorized(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _call_authorized(self, number: int, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         if self._login is not None and not self._token:
             self._token = self._log_in(number)
         try:

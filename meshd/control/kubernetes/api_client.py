@@ -78,9 +78,9 @@ def server_from_kubeconfig(path: Path) -> ApiServer:
 
     try:
         document = yaml.safe_load(path.read_text())
-        context = _named(document, "contexts", document["current-context"])["context"]
-        cluster = _named(document, "clusters", context["cluster"])["cluster"]
-        user = _named(document, "users", context["user"])["user"]
+        context = _entry_named(document, "contexts", document["current-context"])["context"]
+        cluster = _entry_named(document, "clusters", context["cluster"])["cluster"]
+        user = _entry_named(document, "users", context["user"])["user"]
         parts = urlsplit(cluster["server"])
         tls = _tls(cluster, user, path.parent) if parts.scheme == "https" else None
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
@@ -95,7 +95,7 @@ def server_from_kubeconfig(path: Path) -> ApiServer:
     return ApiServer(parts.hostname or "", port, parts.path.rstrip("/"), tls, _token(user, path.parent))
 
 
-def _named(document: Any, what: str, name: str) -> Any:
+def _entry_named(document: Any, what: str, name: str) -> Any:
     found = next((each for each in document[what] if each["name"] == name), None)
     if found is None:
         raise ValueError(f"no {name!r} among the {what}")

@@ -297,7 +297,7 @@ async def watch_disks(node: NodeContext) -> None:
     of its index, have failed, so that the other nodes take over its share."""
     disks = node.store.disk_health
     for _ in range(_DISK_PROBES):
-        if not any([await each.probe_disks() for each in _watched(node)]):
+        if not any([await each.probe_disks() for each in _disk_monitors(node)]):
             break
         await asyncio.sleep(_PROBE_INTERVAL)
     metrics.store_disk_silent.set(disk_silence(node))
@@ -344,7 +344,7 @@ async def _stop_node(node: NodeContext, states: Sequence[DiskState]) -> None:
 async def replace_disks(node: NodeContext) -> None:
     """Wait until disks were emptied or removed, or are out of service; take the former out of service, and
     put empty ones into service."""
-    monitors = _watched(node)
+    monitors = _disk_monitors(node)
     await poll_in_thread(lambda: any(each.misses_disks() for each in monitors), _PRESENCE_INTERVAL)
     for monitor in monitors:
         await monitor.check_missing_disks()
@@ -352,10 +352,10 @@ async def replace_disks(node: NodeContext) -> None:
 
 def disk_silence(node: NodeContext) -> float:
     """Return the seconds for which the disk that is silent longest has not answered; 0 if all do."""
-    return max(each.silent_seconds() for each in _watched(node))
+    return max(each.silent_seconds() for each in _disk_monitors(node))
 
 
-def _watched(node: NodeContext) -> list[DiskHealthMonitor]:
+def _disk_monitors(node: NodeContext) -> list[DiskHealthMonitor]:
     own = node.store.disk_health
     return [own] if node.cache_store is None else [own, node.cache_store.cache.disk_health]
 

@@ -61,10 +61,10 @@ async def open_decoded_cache(
     def free(spans: Spans) -> None:
         loop.run_in_executor(None, free_spans, spans)
 
-    return await asyncio.to_thread(_opened, settings, clock, quota, remove, free)
+    return await asyncio.to_thread(_open_cache, settings, clock, quota, remove, free)
 
 
-def _opened(
+def _open_cache(
     settings: NodeSettings,
     clock: Clock,
     quota: Callable[[str], int | None],
