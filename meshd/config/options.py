@@ -222,6 +222,9 @@ def parse_machine(text: object) -> str:
 def parse_url(text: object) -> str:
     if not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]{1,255}", str(text)):
         raise ValueError("expected a URL such as http://10.0.0.5:9000, without a path")
+    host = str(text).partition("://")[2]
+    if host.count(":") > 1 and not re.fullmatch(r"\[[^\[\]]+\](:[0-9]+)?", host):
+        raise ValueError("expected an IPv6 address in brackets, such as http://[fd00::5]:9000")
     return str(text)
 
 

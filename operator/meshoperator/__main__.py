@@ -28,7 +28,7 @@ from meshwire.http_values.mesh_headers import RELEASE
 from meshwire.phrases import open_files_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 _log = logging.getLogger("meshoperator")
 
@@ -68,7 +68,7 @@ def _run() -> int:
     parser.add_argument("--version", action="version", version=f"meshoperator {RELEASE}")
     _, others = parser.parse_known_args()
     try:
-        settings = OperatorSettings.from_environment(os.environ)
+        settings = with_family(OperatorSettings.from_environment(os.environ), os.environ)
     except ValueError as error:
         sys.exit(f"invalid setting: {error}")
     logging.basicConfig(format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", level=logging.WARNING)
@@ -78,6 +78,12 @@ def _run() -> int:
     except ConfigError as error:
         sys.exit(f"no cluster: not in a pod, and {error}; set KUBECONFIG to the path of a kubeconfig file")
     return asyncio.run(run_operator(with_arguments(settings, others), cluster))
+
+
+def with_family(settings: OperatorSettings, environ: Mapping[str, str]) -> OperatorSettings:
+    """Read the family of the cluster off the address of its API, which kubelets set in every pod: Services
+    and pods have their first address of the same family."""
+    return replace(settings, cluster_ipv6=":" in environ.get("KUBERNETES_SERVICE_HOST", ""))
 
 
 def with_arguments(settings: OperatorSettings, arguments: Sequence[str]) -> OperatorSettings:

@@ -53,7 +53,7 @@ def origins_secret(cluster: str) -> str:
 class Cluster:
     """A MeshCluster. `places`: known Kubernetes nodes; None if nodes may not be read (namespaced scope).
     `operator_namespace`: where the operator's pod is; empty: it runs in none. `operator_labels`: of that
-    pod."""
+    pod. `ipv6`: whether the first address of pods is one of IPv6."""
 
     name: str
     namespace: str
@@ -63,6 +63,7 @@ class Cluster:
     account: str = "default"
     operator_namespace: str = ""
     operator_labels: tuple[tuple[str, str], ...] = ()
+    ipv6: bool = False
 
     def replicas(self, pool: NodePool) -> int | None:
         """Return how many daemons a pool should have; None if that depends on nodes that may not be read."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.e2e import (
+    address_scenes,
     alert_scenes,
     client_scenes,
     control_plane_scenes,
@@ -60,6 +61,7 @@ def play_on_one_release(stage: Stage) -> None:
     data_scenes.load_from_source(stage)
     data_scenes.view(stage)
     client_scenes.assume_role(stage)
+    address_scenes.by_address(stage)
     if options.prometheus:
         monitoring_scenes.fill_dashboards(stage)
         monitoring_scenes.expect_silence(stage)
@@ -109,6 +111,14 @@ def play_only(stage: Stage) -> None:
     """Play the scenes of `--only`, on a mesh that clients use. Raises EndToEndError."""
     client_scenes.load(stage)
     epoch = client_scenes.train(stage)
+    if "addresses" in stage.options.only:
+        address_scenes.by_address(stage)
+    if "data" in stage.options.only:
+        data_scenes.load_from_source(stage)
+        data_scenes.view(stage)
+    if "upgrade" in stage.options.only:
+        client_scenes.upgrade(stage, epoch)
+        failure_scenes.delete_pod(stage)
     if "policies" in stage.options.only:
         client_scenes.assume_role(stage)
         policy_scenes.enforced(stage)
@@ -160,8 +170,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only",
         nargs="+",
-        choices=("alerts", "connections", "ingress", "policies"),
+        choices=("addresses", "alerts", "connections", "data", "ingress", "policies", "upgrade"),
         help="these scenes only, after what they need",
+    )
+    made.add_argument(
+        "--ip-family-policy",
+        choices=("SingleStack", "PreferDualStack", "RequireDualStack"),
+        help="of the Services of mesh and operator; default: the cluster's",
     )
     made.add_argument("--host-path", default="/mnt/shardmesh", help="the disk of each node")
     made.add_argument("--crash", help='a command that cuts the power of a node: "… {node} …"')

@@ -12,7 +12,7 @@ from lightkube.types import PatchType
 
 import meshsdk as mesh
 from meshsdk.errors import MeshError
-from tests.e2e.cluster_client import EndToEndError, RealCluster
+from tests.e2e.cluster_client import EndToEndError, RealCluster, host_port
 from tests.e2e.release_scenes import create_certificate
 from tests.e2e.stage import MESH_PODS, Stage
 from tests.e2e.storage_scenes import on_node
@@ -100,7 +100,7 @@ def _mesh(sick: Stage, folder: str) -> MeshCluster:
 def _fail_clients(sick: Stage) -> None:
     keys = tuple(sick.root_keys().values())
     address = sick.cluster.kube.get(Service, "mesh-s3").spec.clusterIP
-    endpoint = f"http://{address}:9000"
+    endpoint = f"http://{host_port(address, 9000)}"
     with sick.step("clients that fail in five ways, until five alerts fire") as told:
         work(endpoint, *keys)
         with mesh.connect(endpoint, access_key=keys[0], secret_key=keys[1]) as client:
@@ -128,7 +128,8 @@ def _flip_byte(sick: Stage, folder: str) -> None:
         if not any(changed):
             raise EndToEndError(f"the object is in no file of {folder}")
         address = sick.cluster.kube.get(Service, "mesh-s3").spec.clusterIP
-        with mesh.connect(f"http://{address}:9000", access_key=keys[0], secret_key=keys[1]) as client:
+        endpoint = f"http://{host_port(address, 9000)}"
+        with mesh.connect(endpoint, access_key=keys[0], secret_key=keys[1]) as client:
 
             def read() -> None:
                 with suppress(MeshError):
@@ -150,7 +151,7 @@ def _fail_daemons(sick: Stage) -> None:
         def fail() -> None:
             if next(kills, None) is not None:
                 on_node(sick, victim.spec.nodeName, KILL_WORKER.format(container=container))
-            with closing(Wire(f"http://{crowded.status.podIP}:9000", keys[0], keys[1])) as wire:
+            with closing(Wire(f"http://{host_port(crowded.status.podIP, 9000)}", keys[0], keys[1])) as wire:
                 crowd(wire, "samples")
 
         _until_fire(sick, OF_DAEMONS, told, fail)

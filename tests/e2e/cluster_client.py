@@ -174,6 +174,11 @@ class RealCluster:
         return "\n".join((status, *pods, *said))
 
 
+def host_port(address: str, port: int) -> str:
+    """Return HOST:PORT of an address of either family."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def _statuses(pod: Any) -> list[Any]:
     return [*(pod.status.initContainerStatuses or ()), *(pod.status.containerStatuses or ())]
 

@@ -14,9 +14,9 @@ PATIENCE = 3.0
 
 def accepts(target: str) -> bool:
     host, _, port = target.rpartition(":")
-    address = socket.gethostbyname(host)
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     try:
-        socket.create_connection((address, int(port)), timeout=PATIENCE).close()
+        socket.create_connection((str(found[0][4][0]), int(port)), timeout=PATIENCE).close()
     except OSError:  # refused, or not answered: plug-ins do the one or the other
         return False
     return True

@@ -16,7 +16,7 @@ from lightkube.resources.core_v1 import Event, Service
 from lightkube.types import PatchType
 
 from tests.e2e import alert_scenes
-from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.cluster_client import EndToEndError, host_port
 from tests.e2e.control_plane_scenes import OPERATOR_PODS
 from tests.e2e.release_scenes import server_names
 from tests.e2e.stage import DAEMONS
@@ -102,7 +102,7 @@ def fill_dashboards(stage: Stage) -> None:
     cluster, found = stage.cluster, stage.prometheus
     with stage.step("a little of everything, until every panel of the dashboards has data") as told:
         address = cluster.kube.get(Service, "mesh-s3").spec.clusterIP
-        work(f"http://{address}:9000", *stage.root_keys().values())
+        work(f"http://{host_port(address, 9000)}", *stage.root_keys().values())
         expressions = panel_expressions(may_be_empty=False)
         empty = set(expressions)
 

@@ -80,7 +80,8 @@ def clients_of_daemons(seen: Iterable[tuple[str, str, int]]) -> set[tuple[str, s
 def tracked(stage: Stage) -> set[tuple[str, str, int]]:
     """Return source, target and its port of each TCP connection, as the nodes' kernels have them."""
     nodes = [each.metadata.name for each in stage.cluster.kube.list(Node)]
-    text = "".join(on_node(stage, node, "conntrack -L -p tcp 2>/dev/null") for node in nodes)
+    script = "conntrack -L -f ipv4 -p tcp 2>/dev/null; conntrack -L -f ipv6 -p tcp 2>/dev/null"
+    text = "".join(on_node(stage, node, script) for node in nodes)
     return {(source, target, int(port)) for source, target, port in SEEN.findall(text)}
 
 
@@ -93,13 +94,14 @@ def pods_by_address(stage: Stage) -> dict[str, tuple[str, Peer]]:
             continue
         document: dict[str, Any] = pod.to_dict()
         space = pod.metadata.namespace
-        peer = pod_peer(
-            document["metadata"],
-            document["spec"],
-            address=pod.status.podIP,
-            namespace_labels={"kubernetes.io/metadata.name": space} | labels[space],
-        )
-        found[pod.status.podIP] = _kind(pod), peer
+        for address in (each.ip for each in pod.status.podIPs):
+            peer = pod_peer(
+                document["metadata"],
+                document["spec"],
+                address=address,
+                namespace_labels={"kubernetes.io/metadata.name": space} | labels[space],
+            )
+            found[address] = _kind(pod), peer
     return found
 
 

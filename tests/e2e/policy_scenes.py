@@ -15,7 +15,7 @@ from lightkube.resources.networking_v1 import NetworkPolicy
 from lightkube.types import PatchType
 
 from tests.e2e import client_scenes
-from tests.e2e.cluster_client import HERE, EndToEndError, RealCluster
+from tests.e2e.cluster_client import HERE, EndToEndError, RealCluster, host_port
 from tests.e2e.control_plane_scenes import OPERATOR_PODS
 from tests.e2e.network_scenes import TRUSTED, choose
 from tests.e2e.scaling_scenes import kubectl
@@ -30,7 +30,10 @@ CONNECT = (HERE / "connect_pod.py").read_text()
 OTHER_PORT = 2222
 """A port that nobody is meant to reach; in this scene something listens there in each pod."""
 LISTEN = (
-    "import socket, time; s = socket.create_server(('0.0.0.0', {port}))\nwhile True: s.accept()[0].close()"
+    "import socket as s; both = s.has_dualstack_ipv6(); host = '::' if both else '0.0.0.0'\n"
+    "family = s.AF_INET6 if both else s.AF_INET\n"
+    "listener = s.create_server((host, {port}), family=family, dualstack_ipv6=both)\n"
+    "while True: listener.accept()[0].close()"
 )
 S3, METRICS, HEALTH, WEBHOOK = 9000, 9090, 8080, 9443
 METRICS_OF = (
@@ -127,7 +130,7 @@ def is_enforced(stage: Stage, source: Source) -> bool:
     cluster.run_script("probe", "connect_pod.py", labels={"probe": "yes"})
     until_running(cluster, "probe")
     run_in(stage, Source("probe", cluster.namespace), listener(S3))
-    target = f"{cluster.kube.get(Pod, 'probe').status.podIP}:{S3}"
+    target = host_port(cluster.kube.get(Pod, "probe").status.podIP, S3)
     cluster.until(lambda: connects(stage, source, target)[target], "the probe is reached", ANSWER)
     cluster.kube.create(NetworkPolicy.from_dict({"metadata": metadata, "spec": closed}))
     try:
@@ -178,10 +181,10 @@ def targets_by_kind(stage: Stage) -> dict[str, str]:
     cluster, space = stage.cluster, stage.cluster.namespace
     daemons = [pod.status.podIP for pod in cluster.ready_pods(MESH_PODS)]
     (operator,) = [pod.status.podIP for pod in cluster.ready_pods(OPERATOR_PODS)]
-    found = {f"{address}:{S3}": "S3" for address in (*daemons, f"mesh-s3.{space}.svc")}
+    found = {host_port(address, S3): "S3" for address in (*daemons, f"mesh-s3.{space}.svc")}
     found |= {f"mesh-s-{number}.mesh-nodes.{space}.svc:{S3}": "S3" for number in range(DAEMONS)}
-    found |= {f"{operator}:{port}": "operator" for port in (METRICS, HEALTH, WEBHOOK)}
-    return found | {f"{address}:{OTHER_PORT}": "other" for address in (*daemons, operator)}
+    found |= {host_port(operator, port): "operator" for port in (METRICS, HEALTH, WEBHOOK)}
+    return found | {host_port(address, OTHER_PORT): "other" for address in (*daemons, operator)}
 
 
 def expect(
@@ -218,9 +221,10 @@ def work_with_chosen_namespaces(stage: Stage, chosen: Source) -> None:
     other, probes, the webhook, a training pod, keys of a role, metrics."""
     cluster = stage.cluster
     with stage.step("`fromNamespaces`: metrics of daemons and operator, read in a chosen namespace") as told:
-        urls = [f"http://{pod.status.podIP}:{S3}/metrics" for pod in cluster.ready_pods(MESH_PODS)]
-        urls += [f"http://{pod.status.podIP}:{METRICS}/metrics" for pod in cluster.ready_pods(OPERATOR_PODS)]
-        told["statuses"] = run_in(stage, chosen, f'python -c "{METRICS_OF}" {" ".join(urls)}').strip()
+        hosts = [host_port(pod.status.podIP, S3) for pod in cluster.ready_pods(MESH_PODS)]
+        hosts += [host_port(pod.status.podIP, METRICS) for pod in cluster.ready_pods(OPERATOR_PODS)]
+        urls = " ".join(f"http://{host}/metrics" for host in hosts)
+        told["statuses"] = run_in(stage, chosen, f'python -c "{METRICS_OF}" {urls}').strip()
     with stage.step("`fromNamespaces`: a daemon's pod is deleted, until the mesh is settled"):
         cluster.delete_pod_at_once(cluster.pods(MESH_PODS)[0].metadata.name)
         stage.until_settled()

@@ -41,7 +41,7 @@ def install(stage: Stage) -> None:
         stage.helm("install")
         stage.until_operator()
     stage.granted = granted(cluster)
-    spec = {"image": stage.image, "nodePools": [stage.pool()], "copies": 2}
+    spec = {"image": stage.image, "nodePools": [stage.pool()], "copies": 2, "s3": stage.s3}
     document = {"metadata": {"name": "mesh", "namespace": cluster.namespace}, "spec": spec}
     with stage.step(f"a MeshCluster of {DAEMONS} until it is settled"):
         cluster.kube.create(MeshCluster(**document))
@@ -85,7 +85,7 @@ def mesh_of_values(stage: Stage) -> None:
     kept = names_of_all(stage)
     pool = stage.pool()
     pool["tiers"] = [tier | {"hostPath": f"{tier['hostPath']}-tls"} for tier in pool["tiers"]]
-    tls = {"s3": {"tls": {"secretRef": {"name": "mesh-tls"}}}}
+    tls = {"s3": stage.s3 | {"tls": {"secretRef": {"name": "mesh-tls"}}}}
     spec = {"nodePools": [pool], "copies": 2, "deletionPolicy": "Delete"} | tls
     with stage.step("helm install with the mesh in its values, on https, until it is settled"):
         stage.helm("install", cluster={"create": True, "name": "mesh", "spec": spec})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightkube.resources.core_v1 import Node, Service
 
 from tests.e2e import outside_scenes
-from tests.e2e.cluster_client import EndToEndError
+from tests.e2e.cluster_client import EndToEndError, host_port
 from tests.e2e.stage import DAEMONS, MESH_PODS
 from tests.support.boto_sessions import boto_session
 
@@ -38,7 +38,7 @@ def traffic_policies(stage: Stage) -> None:
         expect(stage, nodes, port, f"{BUCKET}/{KEY}", dict.fromkeys(nodes, 403))
         told["statuses"] = "403 from all"
         stage.tell_load(told)
-    hosts = [f"{address}:{port}" for address in nodes.values()]
+    hosts = [host_port(address, port) for address in nodes.values()]
     outside_scenes.behind_nginx(stage, hosts, BUCKET, partial(root_client, stage))
     outside_scenes.awscli_with_a_role(stage, f"http://{hosts[0]}")
     with stage.step(f"externalTrafficPolicy: Local with {DAEMONS - 1} daemons") as told:
@@ -77,8 +77,8 @@ def service(stage: Stage) -> Any:
 
 def allow_this_machine(stage: Stage, address: str, port: int) -> None:
     """Store an object that anybody with this machine's address may read."""
-    client = root_client(stage, f"http://{address}:{port}")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    client = root_client(stage, f"http://{host_port(address, port)}")
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # sends nothing
         own = sock.getsockname()[0]
     client.create_bucket(Bucket=BUCKET)
@@ -112,7 +112,7 @@ def expect(stage: Stage, nodes: dict[str, str], port: int, path: str, wanted: di
     seen = list[dict[str, int]]()
 
     def as_wanted() -> bool:
-        seen.append({name: status(f"http://{host}:{port}/{path}") for name, host in nodes.items()})
+        seen.append({name: status(f"http://{host_port(host, port)}/{path}") for name, host in nodes.items()})
         return seen[-3:] == [wanted] * 3
 
     try:

@@ -60,6 +60,11 @@ class Stage:
             for kind, name in (("operator", "operator"), ("daemon", "meshd"))
         }
         self.values: dict[str, Any] = images | {"monitoring": {"rules": False}}
+        self.s3 = dict[str, Any]()
+        """Of the MeshCluster's spec, for every mesh of this stage."""
+        if policy := options.ip_family_policy:
+            self.s3 = {"ipFamilyPolicy": policy}
+            self.values["operator"]["ipFamilyPolicy"] = policy
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:

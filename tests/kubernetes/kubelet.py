@@ -3,8 +3,9 @@
 What it does as a real one: mounts (ConfigMaps, Secrets, hostPath under a folder a node, emptyDir, tokens of
 the pod's ServiceAccount), environment and `$(NAME)` in arguments, readiness by the pod's HTTP probe,
 restarts, SIGTERM and after the grace period SIGKILL, images that nobody has. What it stands in for: an
-image is this checkout's program, `0.0.0.0` is the pod's own address, and names of pods within the cluster
-are their addresses (no DNS). What it does not: containers, limits, liveness, several containers in a pod.
+image is this checkout's program, `0.0.0.0` and `[::]` are the pod's own address, and names of pods within the
+cluster are their addresses (no DNS). What it does not: containers, limits, liveness, several containers in a
+pod.
 
 Law: ends what it started, by process id.
 """

@@ -117,7 +117,8 @@ class Starting:
             if text == path or text.startswith(path + "/"):
                 return str(running.mounts[path]) + text[len(path) :]
         name = re.escape(running.name) + rf"\.[a-z0-9-]+\.{self._namespace}\.svc"
-        return re.sub(name, running.address, text.replace("0.0.0.0", running.address))
+        text = text.replace("0.0.0.0", running.address).replace("[::]", running.address)
+        return re.sub(name, running.address, text)
 
     def _mounted(self, running: Running, mount: Mapping[str, Any]) -> Path:
         pod = running.document

@@ -140,7 +140,9 @@ def test_an_operator_leaves_a_lost_machine_soon_and_several_are_apart() -> None:
     assert chosen.items() <= two["template"]["metadata"]["labels"].items()
 
 
-def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
+def test_an_operator_listens_on_both_families() -> None:
+    """Kubelets and API server reach it in a cluster of either, with the chart's defaults."""
+
     def told(policy: str | None) -> tuple[set[str], Any]:
         found = rendered({"operator": {"ipFamilyPolicy": policy}})
         (pod,) = (each["spec"]["template"]["spec"] for each in found if each["kind"] == "Deployment")
@@ -150,8 +152,8 @@ def test_an_operator_listens_on_both_families_once_a_policy_is_set() -> None:
         hosts = {env[f"MESH_OPERATOR_{name}"].rpartition(":")[0] for name in names}
         return hosts, service.get("ipFamilyPolicy")
 
-    assert told("") == ({"0.0.0.0"}, None)
-    assert told(None) == ({"0.0.0.0"}, None), "as after an upgrade with --reuse-values from an earlier chart"
+    assert told("") == ({"[::]"}, None)
+    assert told(None) == ({"[::]"}, None), "as after an upgrade with --reuse-values from an earlier chart"
     assert told("PreferDualStack") == ({"[::]"}, "PreferDualStack")
 
 

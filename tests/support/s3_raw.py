@@ -58,7 +58,7 @@ class Wire:
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         """A connection with a time limit, closed with the test."""
         parts = urlsplit(self.endpoint)
-        sock = socket.socket()
+        sock = socket.socket(socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.settimeout(self.timeout)

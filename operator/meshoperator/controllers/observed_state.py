@@ -199,6 +199,7 @@ class Observer:
             self._settings.daemon_account,
             self._settings.lease_namespace if self._settings.pod_name else "",
             self._settings.pod_labels,
+            self._settings.cluster_ipv6,
         )
 
     async def observe(self, cluster: Cluster) -> ObservedState:

@@ -73,8 +73,8 @@ def daemon_settings(cluster: Cluster) -> dict[str, Any]:
     spec = cluster.spec
     found: dict[str, Any] = {
         "control": f"kubernetes://{cluster.namespace}/{cluster.name}",
-        # `[::]` takes IPv4, too, but not every node's kernel has IPv6
-        "listen": f"{'[::]' if spec.s3.ip_family_policy else '0.0.0.0'}:{spec.s3.port}",
+        # `[::]` takes IPv4, too; but a mesh that has listened on IPv4 is not rolled for that
+        "listen": f"{'[::]' if spec.s3.ip_family_policy or cluster.ipv6 else '0.0.0.0'}:{spec.s3.port}",
         "copies": spec.copies,
         "down-after": spec.down_after_seconds,
         "scrub-interval": spec.upkeep.scrub_interval_seconds,

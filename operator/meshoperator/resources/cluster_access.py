@@ -71,7 +71,8 @@ class S3Endpoint(Part, frozen=True, kw_only=True):
             Literal["SingleStack", "PreferDualStack", "RequireDualStack"],
             Meta(
                 description="IPv4, IPv6 or both, for the Services; if set, daemons listen on addresses of "
-                "both. A change rolls them. Default: IPv4, as the cluster's Services."
+                "both, as they always do in a cluster whose first family is IPv6. A change rolls them. "
+                "Default: one family, the cluster's first."
             ),
         ]
         | None

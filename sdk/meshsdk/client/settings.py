@@ -144,11 +144,13 @@ class Endpoint:
 
 def parse_endpoint(text: str, ca_bundle: str = "") -> Endpoint:
     """Parse a URL. Raises ConfigurationError for anything but http(s)://host[:port]."""
-    url = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
         port = url.port
     except ValueError as error:
-        raise ConfigurationError(f"the endpoint {text!r} has a bad port: use http://host:9000") from error
+        several = (text.partition("://")[2] or text).count(":") > 1  # in an IPv6 address without its brackets
+        example = "http://[fd00::5]:9000, with brackets" if several else "http://host:9000"
+        raise ConfigurationError(f"the endpoint {text!r} has a bad port: use {example}") from error
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigurationError(f"the endpoint {text!r} is not http(s)://host[:port]")
     if url.path.strip("/") or url.query or url.username:

@@ -134,6 +134,21 @@ def test_a_node_on_kubernetes_accepts_connections_a_while_after_sigterm() -> Non
         delay(**{"shutdown-delay": "-1"})
 
 
+@pytest.mark.parametrize("url", ["http://[fd00::5]:9000", "https://[fd00::5]", "http://n1:9000", "http://n1"])
+def test_nodes_advertise_names_and_addresses(url: str) -> None:
+    settings = load_settings({"data_dir": "/d", "control": "etcd://a:1", "advertise": url}, env={})
+    assert settings.cluster.advertise == url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://fd00::5:9000", "http://fd00::5", "http://[fd00::5", "http://[a]:b:9000"]
+)
+def test_an_address_of_ipv6_without_brackets_is_refused(url: str) -> None:
+    """The peers would fail at it, one by one, and later."""
+    with pytest.raises(ConfigError, match=r"advertise: expected an IPv6 address in brackets"):
+        load_settings({"data_dir": "/d", "control": "etcd://a:1", "advertise": url}, env={})
+
+
 def test_connections_are_shared_by_the_workers() -> None:
     told = {"data_dir": "/d", "workers": "3"}
     assert load_settings({**told, "max_connections": "11"}, env={}).http.max_connections == 3

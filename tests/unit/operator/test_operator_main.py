@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lightkube import KubeConfig
 
-from meshoperator.__main__ import with_arguments
+from meshoperator.__main__ import with_arguments, with_family
 from meshoperator.controllers.observed_state import Observer
 from meshoperator.listen_socket import listen, usable_host
 from meshoperator.manager import Manager
+from meshoperator.planners.manifests import daemon_settings
 from meshoperator.settings import OperatorSettings, variables
 from tests.support.interpreters import launch_python, python
 
@@ -96,7 +97,7 @@ def test_a_part_that_fails_ends_it_with_an_error(tmp_path: Path) -> None:
 
 
 def test_it_answers_by_both_families(tmp_path: Path) -> None:
-    """As with the chart's `operator.ipFamilyPolicy`, health by one server, metrics by another."""
+    """As with the chart's values, health by one server, metrics by another."""
     health, figures = _free_port(), _free_port()
     addresses = {"MESH_OPERATOR_HEALTH": f"[::]:{health}", "MESH_OPERATOR_METRICS": f"[::]:{figures}"}
     with socket.create_server(("127.0.0.1", 0)) as nobody:
@@ -129,7 +130,7 @@ def test_sockets_take_the_families_of_their_address(host: str, families: int) ->
 
 
 def test_without_ipv6_every_address_is_one_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`PreferDualStack` is for every cluster, whatever its nodes have."""
+    """The chart's `[::]` is for every cluster, whatever its nodes have."""
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with closing(listen("::", 0)) as server:
         assert server.family == socket.AF_INET
@@ -143,6 +144,29 @@ def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFix
     told = OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "127.0.0.1:1"})
     assert with_arguments(told, arguments).health == ("127.0.0.1", 1)
     assert OperatorSettings.from_environment({"MESH_OPERATOR_HEALTH": "[::]:1"}).health == ("::", 1)
+
+
+@pytest.mark.parametrize(
+    ("api", "listens"),
+    [
+        ("10.0.0.1", "0.0.0.0:9000"),
+        ("fd00::1", "[::]:9000"),
+        ("[fd00::1]", "[::]:9000"),
+        ("", "0.0.0.0:9000"),
+    ],
+)
+def test_daemons_listen_on_ipv6_where_it_is_the_clusters_first_family(api: str, listens: str) -> None:
+    """Kubelets probe the first address of a pod, which is of the family of the API's own Service."""
+
+    async def seen() -> Cluster:
+        settings = with_family(OperatorSettings(reads_nodes=False), {"KUBERNETES_SERVICE_HOST": api})
+        manager = Manager(settings, KubeConfig.from_dict(_config(1)), "o", lambda: None)
+        metadata = {"name": "m", "namespace": "meshes", "uid": "uid"}
+        spec = {"image": "i:1", "nodePools": [POOL]}
+        observer = Observer(manager.kube, settings, str)
+        return await observer.load_cluster({"metadata": metadata, "spec": spec})
+
+    assert daemon_settings(asyncio.run(seen()))["listen"] == listens
 
 
 @pytest.mark.parametrize(("given", "namespace"), [("", "ns"), ("other", "other")])

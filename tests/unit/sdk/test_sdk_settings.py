@@ -38,6 +38,12 @@ def test_what_is_no_endpoint_is_refused(text: str) -> None:
         parse_endpoint(text)
 
 
+@pytest.mark.parametrize("text", ["fd00::5", "fd00::5:9000", "http://fd00::5:9000", "http://[fd00::5:9000"])
+def test_an_address_of_ipv6_without_brackets_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"http://\[fd00::5\]:9000, with brackets"):
+        parse_endpoint(text)
+
+
 def test_arguments_win_over_the_environment() -> None:
     env = KEYS | {"MESH_ENDPOINT": "http://a:1", "AWS_ENDPOINT_URL": "http://b:2", "AWS_REGION": "eu-west-1"}
     settings = load_settings(env=env)
