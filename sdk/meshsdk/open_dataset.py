@@ -25,6 +25,7 @@ from meshsdk.datasets.fields import (
     guess_features,
     guess_fields,
     held_whole,
+    kinds_of_parts,
     missing_field_hint,
     part_fields,
     select_fields,
@@ -338,8 +339,9 @@ def _pinned(
     try:
         pinned = pin_snapshot(client.transport, source, kind, chosen, deadline, _load_loader, options)
     except NotFoundError as error:
-        if told and fields is None:  # the inferred fields fit no sample: the files may be shards
-            raise error.saying(f"{told}.") from error
+        # The inferred fields fit no sample: the files may be shards.
+        if fields is None and kind == "auto" and (parts := kinds_of_parts(chosen or {}) or told):
+            raise error.saying(f"{parts}.") from error
         raise
     if told and pinned.kind == "objects":  # otherwise these are members of archives
         _log.warning(
@@ -349,6 +351,8 @@ def _pinned(
 
 
 _SHOWN_EXAMPLES = 2
+_COLUMN = "the column"
+"""How examples of columns begin; those of rows begin with the name of a file."""
 _EXTENSIONS = '; a field may have several extensions, such as "jpg;jpeg"'
 _LEFT_OUT_ADVICE = {
     "objects": _EXTENSIONS,
@@ -365,13 +369,15 @@ def _warn_of_left_out(pinned: SnapshotInfo) -> None:
     """Warn about what is under the source and in no sample."""
     if not pinned.skipped and not pinned.examples:
         return
-    first = ", ".join(pinned.examples[:_SHOWN_EXAMPLES])
-    advice = _LEFT_OUT_ADVICE.get(pinned.kind, "")
-    if pinned.kind == "table" and not pinned.skipped:  # columns were left out, not rows
-        advice = ""
+    columns = [told for told in pinned.examples if pinned.kind == "table" and told.startswith(_COLUMN)]
+    if columns:
+        _log.warning("%s: left out %s", pinned.source, "; ".join(columns[:_SHOWN_EXAMPLES]))
+        if not pinned.skipped:
+            return
+    first = ", ".join([told for told in pinned.examples if told not in columns][:_SHOWN_EXAMPLES])
     count = f"{pinned.skipped} of {pinned.samples + pinned.skipped}" if pinned.skipped else ""
     summary = ": ".join(filter(None, (count, first)))
-    _log.warning("%s: left out %s%s", pinned.source, summary, advice)
+    _log.warning("%s: left out %s%s", pinned.source, summary, _LEFT_OUT_ADVICE.get(pinned.kind, ""))
 
 
 _BINARY = frozenset(

@@ -172,6 +172,11 @@ def window_grid(
         if unknown is not None:
             known = ", ".join(map(repr, extents if option != "stride" else window))
             raise ConfigurationError(f"{option}: there is no dimension {unknown!r}; use {known}")
+        for dim, value in given.items():
+            if option == "within" and not (isinstance(value, (tuple, list)) and len(value) == 2):
+                raise ConfigurationError(
+                    f"within: {dim!r} has {value!r}; give (first, end), such as (0, 100)"
+                )
     if not window:
         raise ConfigurationError(f"window={{}}: give a length for one of {', '.join(map(repr, extents))}")
     axes = []

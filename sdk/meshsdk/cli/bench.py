@@ -104,10 +104,10 @@ def _name_argument(name: str, field: str, value: str) -> str:
     required = (
         each.name for each in parameters if each.default is each.empty and each.kind != each.VAR_KEYWORD
     )
-    wanted = next(required, "NAME")
+    argument = value if "=" in value else f"{next(required, 'NAME')}={value}"
     return (
         f"only a size may follow the field, and {value!r} is none; write "
-        f"'{name}:{field} {wanted}={value}' (`mesh op show {name}` shows the arguments)"
+        f"'{name}:{field} {argument}' (`mesh op show {name}` shows the arguments)"
     )
 
 

@@ -272,6 +272,22 @@ def held_whole(fields: Mapping[str, Any]) -> str:
     return f"kind={kind!r} makes a sample of every {part} of .{extensions[0]} files"
 
 
+def kinds_of_parts(fields: Mapping[str, Any]) -> str:
+    """Return the kinds that make samples of parts of the files of inferred fields, as text; else ""."""
+    extensions = sorted({ext for made in fields.values() for ext in made.get("ext", ())})
+    if {"bin", "idx"} <= {*extensions}:
+        return "kind='tokens' makes a sample of every text of .bin files with an .idx"
+    parts: dict[tuple[str, str], dict[str, str]] = {}
+    for ext in extensions:
+        found = ("line", "lines") if ext.partition(".")[0] in _TABLES else _within(ext)
+        if found is not None:
+            parts.setdefault(found, {}).setdefault(ext.rpartition(".")[2], f".{ext}")
+    return "; ".join(
+        f"kind={kind!r} makes a sample of every {part} of {' and '.join(found.values())} files"
+        for (part, kind), found in parts.items()
+    )
+
+
 def _within(extension: str) -> tuple[str, str] | None:
     """Return what files of an extension contain and the kind to use, or None.
 

@@ -67,7 +67,8 @@ class Condition:
         fits = all(isinstance(value, str) == text for value in self.values)
         if not fits:
             found = shown_value(next(value for value in self.values if isinstance(value, str) != text))
-            raise PlanError(path, f"{self.column!r} is {kind}, which is not compared with {found}")
+            hint = "; write dates and times as 2026-01-31 or 2026-01-31T12:00" if _TIMES.match(kind) else ""
+            raise PlanError(path, f"{self.column!r} is {kind}, which is not compared with {found}{hint}")
 
     def holds(self, column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return for each value of a column (numbers, or texts as objects) whether the condition holds."""
@@ -163,6 +164,8 @@ def _condition(item: Any, path: str) -> Condition:
     if not isinstance(item, list) or len(item) != 3:
         raise PlanError(path, 'a condition is [column, operator, value], such as ["price", ">", 3]')
     column = checked_text(item[0], f"{path}[0]", at_most=500)
+    if item[1] == "=":
+        raise PlanError(f"{path}[1]", "'=' is no operator; compare with '=='")
     chosen = checked_choice(item[1], f"{path}[1]", OPERATORS)
     several = chosen in ("in", "not in")
     values = item[2] if several else [item[2]]
@@ -170,5 +173,7 @@ def _condition(item: Any, path: str) -> Condition:
         raise PlanError(f"{path}[2]", f"{chosen!r} takes a list of at most {MAX_VALUES} values")
     for value in values:
         if type(value) not in (bool, int, float, str):
-            raise PlanError(f"{path}[2]", f"expected a number, a text or a bool, got {shown_value(value)}")
+            hint = "; a condition on a null never holds" if value is None else ""
+            told = f"expected a number, a text or a bool, got {shown_value(value)}{hint}"
+            raise PlanError(f"{path}[2]", told)
     return Condition(column, chosen, tuple(values))

@@ -32,6 +32,29 @@ _TOKEN = re.compile(
 )
 _QUOTED = {quote: re.compile(rf"{quote}((?:[^{quote}\\]|\\.)*){quote}", re.DOTALL) for quote in "'\"`"}
 _ESCAPES: Final = {"n": "\n", "t": "\t"}
+# What Python, SQL and others write, and what is written here.
+_SIGNS_ELSEWHERE: Final = {
+    "=": "; compare with ==",
+    "&": "; write `and`",
+    "|": "; write `or`",
+    "!": "; write `not`, or != to compare",
+}
+_WORDS_ELSEWHERE: Final = {
+    "is": "; compare with == or !=, such as X != none",
+    "like": "; write glob(X, 'a*')",
+    "(": "; a function stands before its values, such as startswith(key, 'a')",
+}
+_NAMES_ELSEWHERE: Final = {"None": "none", "null": "none", "NULL": "none", "True": "true", "False": "false"}
+_FUNCTIONS_ELSEWHERE: Final = {
+    "len": "length",
+    "str": "text",
+    "int": "floor",
+    "float": "number",
+    "exists": "X != none",
+    "has": "X != none",
+    "isnull": "X == none",
+    "coalesce": "first",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ def _quoted(text: str, at: int) -> tuple[Token | None, int]:
 def _plain(text: str, at: int) -> tuple[Token | None, int]:
     match = _TOKEN.match(text, at)
     if match is None:
-        hint = "; compare with ==" if text[at] == "=" else ""
+        hint = _SIGNS_ELSEWHERE.get(text[at], "")
         return Token("bad", f"{text[at]!r} is not valid here{hint}", at), len(text)
     kind, found, end = match.lastgroup, match[0], match.end()
     if kind == "space":
@@ -185,7 +208,8 @@ class _Parser:
     def _unexpected(self, wanted: str) -> _PlaceError:
         token = self._next
         found = "the end" if token.kind == "end" else shown_value(token.text)
-        return _PlaceError(token.at, f"expected {wanted}, not {found}")
+        hint = _WORDS_ELSEWHERE.get(token.text, "") if "operator" in wanted else ""
+        return _PlaceError(token.at, f"expected {wanted}, not {found}{hint}")
 
     def _counted(self, node: Node) -> Node:
         self._nodes += 1
@@ -234,7 +258,8 @@ class _Parser:
         return node
 
     def _list(self) -> list[Node]:
-        self._expect("(")
+        if self._take("(") is None:
+            raise self._unexpected("'(' of a list, as in X in ('a', 'b'), or contains(text, part) for a text")
         return self._arguments()
 
     def _arguments(self) -> list[Node]:
@@ -293,10 +318,7 @@ class _Parser:
     def _name(self, token: Token) -> Node:
         name = token.text
         if self._known and name not in self._known:
-            raise _PlaceError(
-                token.at,
-                f"there is no {shown_value(name)} (put text in quotes){suggestion(name, self._known)}",
-            )
+            raise _PlaceError(token.at, f"there is no {shown_value(name)}{self._name_hint(name)}")
         self.names.add(name)
         steps: list[str | int] = []
         while sign := self._take(".", "["):
@@ -314,10 +336,19 @@ class _Parser:
                 self._expect("]")
         return nodes.path_node(name, tuple(steps)) if steps else nodes.name_node(name)
 
+    def _name_hint(self, name: str) -> str:
+        if name in _NAMES_ELSEWHERE:
+            return f"; write {_NAMES_ELSEWHERE[name]}"
+        return f" (put text in quotes){suggestion(name, self._known)}"
+
     def _call(self, token: Token) -> Node:
         function = FUNCTIONS.get(token.text)
         if function is None:
-            raise _PlaceError(token.at, f"no function {token.text}(){suggestion(token.text, FUNCTIONS)}")
+            meant = _FUNCTIONS_ELSEWHERE.get(token.text.lower())
+            hint = f"; write {FUNCTIONS[meant].usage if meant in FUNCTIONS else meant}" if meant else ""
+            raise _PlaceError(
+                token.at, f"no function {token.text}(){hint or suggestion(token.text, FUNCTIONS)}"
+            )
         arguments = self._arguments()
         if not function.least <= len(arguments) <= function.most:
             raise _PlaceError(token.at, f"write {function.usage}")

@@ -6,6 +6,7 @@ validity is not among the fields, or if the filter does not hold for it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from meshwire.frame.columns import Integers
 
 _EXAMPLES = 5
+_NAMED = 8
+_NESTED_NUMBERS = re.compile(r"(?:large_)?list<\w+: (?:large_)?list<\w+: (?:u?int\d+|double|float|halffloat)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,11 +82,14 @@ def _resolved(name: str, spec: FieldSpec, index: TableIndex, key: str) -> FieldS
 def find_column(path: str, name: str, index: TableIndex, key: str) -> TableColumn:
     """Return a column of a file. Raises PlanError, with what to do, if it cannot be read."""
     if name in index.refused:
-        raise PlanError(
-            path,
-            f"{name!r} has the type {index.refused[name]}, which is not supported: write it as text, a "
-            "number or a list of numbers",
-        )
+        kind = index.refused[name]
+        advice = "write it as text, a number or a list of numbers"
+        if _NESTED_NUMBERS.match(kind):
+            advice = (
+                "lists in lists need a fixed size, such as pa.list_(pa.list_(pa.float32(), 4)) for boxes; "
+                "lists that differ in length: write the numbers as one list"
+            )
+        raise PlanError(path, f"{name!r} has the type {kind}, which is not supported: {advice}")
     if name not in index.columns:
         members = [known for known in (*index.columns, *index.refused) if known.startswith(f"{name}.")]
         if members:
@@ -109,10 +115,17 @@ def all_fields(index: TableIndex) -> dict[str, dict[str, str]]:
 
 
 def with_columns_left_out(built: SnapshotBuild, files: Sequence[TableFile]) -> SnapshotBuild:
-    """Return the snapshot of all columns of the first file, with those that only others have as examples of
-    what was left out."""
-    seen = {*files[0].index.columns, *files[0].index.refused}
+    """Return the snapshot of all columns of the first file, with those of other types, and those that only
+    others have, as examples of what was left out."""
+    refused = sorted(files[0].index.refused)
+    seen = {*files[0].index.columns, *refused}
     found = []
+    if refused:
+        names = ", ".join(map(shown_value, refused[:_NAMED])) + ", …" * (len(refused) > _NAMED)
+        found.append(
+            f"the column{'s' * (len(refused) > 1)} {names} of {files[0].key}: columns of such types have to "
+            "be named in columns=, if they are supported"
+        )
     for file in files[1:]:
         more = [name for name in file.index.columns if name not in seen]
         seen.update(more)

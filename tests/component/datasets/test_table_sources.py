@@ -186,7 +186,10 @@ def test_filter_by_dates_and_numbers_of_numpy(client: Client) -> None:
     assert ids(("time", "<=", first + 3 * hour), ("id", ">=", np.int64(1))) == [1, 2, 3]
     assert ids(("time", "==", np.datetime64("2026-01-01T05"))) == [5]
     assert ids(("utc", "<", datetime(2026, 1, 1, 3, tzinfo=timezone(2 * hour)))) == [0]
-    with pytest.raises(InvalidPlanError, match=r"'day' is date32.*, which is not compared with 'monday'"):
+    with pytest.raises(
+        InvalidPlanError,
+        match=r"'day' is date32.*, which is not compared with 'monday'; write dates and times as",
+    ):
         ids(("day", "==", "monday"))
     with pytest.raises(NotFoundError, match=r"no row of the 72 in .* matches the filter"):
         ids(("id", ">", 99))
@@ -269,6 +272,8 @@ def test_filter_reads_only_row_groups_that_may_match(client: Client) -> None:
         ({"filter": [("city", "<", 3)]}, InvalidPlanError, "'city' is str, which is not compared with 3"),
         ({"filter": [("walk", "<", 3)]}, InvalidPlanError, "numbers and texts can be compared"),
         ({"filter": [("id", "~", 3)]}, ConfigurationError, "all must hold"),
+        ({"filter": [("id", "=", 3)]}, ConfigurationError, "'=' is no operator; compare with '=='"),
+        ({"filter": [("city", "==", None)]}, ConfigurationError, "a condition on a null never holds"),
         ({"filter": "id > 3"}, ConfigurationError, "all must hold"),
         ({"filter": [("id", ">", ROWS)]}, NotFoundError, f"no row of the {ROWS}"),
         ({"columns": ["id"], "ids": ["id"]}, InvalidPlanError, "only text has ids"),
@@ -304,6 +309,26 @@ def test_columns_that_not_all_files_have(
         return
     assert len(mesh.open(f"s3://rows/{kind}/less", kind=kind, client=client)) == 1
     assert "left out 2 of 3: parquet/less/1.parquet: there is no column 'text'" in caplog.text
+
+
+def test_columns_of_other_types_are_told(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """Without columns=, they are no fields; pandas writes boxes and words as such."""
+    caplog.set_level(logging.WARNING, "meshsdk")
+    some = pa.table(
+        {"x": [1, None, 3], "boxes": [[[1.0, 2.0, 3.0, 4.0]]] * 3, "words": [["a", "b"]] * 3},
+    )
+    client.put("rows", "nested/0.parquet", as_parquet(some))
+    ds = mesh.open("s3://rows/nested", kind="table", client=client)
+    assert (ds.fields, len(ds)) == (("x",), 2)
+    assert "left out the columns 'boxes', 'words' of nested/0.parquet: columns of such types" in caplog.text
+    assert "left out 1 of 3: nested/0.parquet: row 1 has null in 'x'; nulls='mask'" in caplog.text
+    caplog.clear()
+    mesh.open("s3://rows/nested", kind="table", columns=["x"], nulls="mask", client=client)
+    assert not caplog.text
+    with pytest.raises(InvalidPlanError, match=r"'boxes' has the type list.*such as pa\.list_\(pa\.list_"):
+        mesh.open("s3://rows/nested", kind="table", columns=["boxes"], client=client)
+    with pytest.raises(InvalidPlanError, match=r"'words' has the type list.*: write it as text, a number"):
+        mesh.open("s3://rows/nested", kind="table", columns=["words"], client=client)
 
 
 def test_tables_without_rows_or_with_a_name_twice(client: Client) -> None:

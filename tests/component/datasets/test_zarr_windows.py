@@ -308,6 +308,7 @@ def test_references_may_have_templates_inline_chunks_and_files_of_their_folder(c
         ({"variables": {"no name": "t2m"}}, ConfigurationError, "letters, digits"),
         ({"window": {"tim": 2}}, ConfigurationError, "no dimension 'tim'; use 'time', 'lat', 'lon'"),
         ({"window": {}}, ConfigurationError, "give a length"),
+        ({"within": {"time": 20}}, ConfigurationError, r"'time' has 20; give \(first, end\)"),
         ({"window": {"time": 31}}, ConfigurationError, "do not fit into 0…30"),
         ({"stride": {"lat": 2}}, ConfigurationError, "stride: there is no dimension 'lat'"),
         ({"url": "s3://climate/nothing"}, NotFoundError, "there are no arrays"),

@@ -79,6 +79,29 @@ def test_shards_whose_names_make_no_sample_have_a_kind(client: mesh.Client, buck
     ("names", "told"),
     [
         (
+            ("reviews.csv", "chats.jsonl"),
+            r"kind='lines' makes a sample of every line of \.csv and \.jsonl files\.",
+        ),
+        (("00000.bin", "00000.idx", "tokens.json"), "kind='tokens' makes a sample of every text"),
+        (
+            ("rows.parquet", "notes.jsonl"),
+            r"kind='lines' makes .* of \.jsonl files; kind='table' makes .* of \.parquet files\.",
+        ),
+    ],
+)
+def test_names_of_which_no_stem_has_all_have_the_kinds(
+    client: mesh.Client, bucket: str, names: tuple[str, ...], told: str
+) -> None:
+    for name in names:
+        client.put(bucket, f"v1/{name}", b"{}")
+    with pytest.raises(NotFoundError, match=told):
+        mesh.open(f"s3://{bucket}/v1", client=client)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
             ("zarr.json", "heat/zarr.json", "heat/c/0"),
             r"contains Zarr arrays.*'x': 'heat'.*kind='chunks'.*'zarr'",
         ),

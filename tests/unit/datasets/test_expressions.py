@@ -142,6 +142,31 @@ REFUSED = [
 ]
 
 
+ELSEWHERE = [
+    ("json.no == null", 12, "there is no 'null'; write none"),
+    ("json.no != None", 12, "there is no 'None'; write none"),
+    ("json.ok == True", 12, "there is no 'True'; write true"),
+    ("json.no is not none", 9, "not 'is'; compare with == or !=, such as X != none"),
+    ("ext like 'j%'", 5, "not 'like'; write glob(X, 'a*')"),
+    ("size > 1 && size < 3", 10, "'&' is not valid here; write `and`"),
+    ("size > 1 || size < 3", 10, "'|' is not valid here; write `or`"),
+    ("!json.ok", 1, "'!' is not valid here; write `not`"),
+    ("'a' in json.tags", 8, "or contains(text, part) for a text, not 'json'"),
+    ("len(json.tags) > 1", 1, "no function len(); write length(value)"),
+    ("exists(json.no)", 1, "no function exists(); write X != none"),
+    ("str(size)", 1, "no function str(); write text(value)"),
+    ("ext.startswith('j')", 15, "not '('; a function stands before its values, such as startswith(key, 'a')"),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "message"), ELSEWHERE)
+def test_what_other_languages_write_is_told_how_to_write(text: str, place: int, message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        parse_expression(text, "filter", known=["ext", "json", "size"])
+    assert f"at character {place} " in error.value.message
+    assert message in error.value.message
+
+
 @pytest.mark.parametrize(("text", "place", "message"), REFUSED)
 def test_what_is_refused(text: str, place: int | None, message: str) -> None:
     with pytest.raises(PlanError) as error:

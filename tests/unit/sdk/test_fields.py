@@ -206,6 +206,7 @@ def test_files_of_images_have_no_lines() -> None:
         ("json:line:text", "write 'json:line path=text' .`mesh op show json`"),
         ("resize:image:32x32", "write 'resize:image size=32x32'"),
         ("decode:image:rgb", "write 'decode:image NAME=rgb'"),
+        ("resize:image:size=32", "write 'resize:image size=32'"),
         ("augment/crop:image:yes", "write 'augment/crop:image NAME=yes'"),
         ("jso:line:text", "no op 'jso'; did you mean 'json'"),
     ],
