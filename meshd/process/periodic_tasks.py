@@ -38,7 +38,7 @@ from meshd.process.wiring.cluster import (
 from meshd.process.wiring.data_services import node_catalog
 from meshd.process.wiring.services import document_inventory, document_references
 from meshd.store.disks.disk_type import RotationalDisks
-from meshd.store.disks.layout import is_on_disk
+from meshd.store.disks.layout import has_free_space, is_on_disk
 from meshd.store.disks.reserve_files import make_reserves
 from meshd.store.engine.checkpointer import LostSyncError
 from meshd.store.errors import ExhaustedError, StoreError, is_exhausted
@@ -282,6 +282,7 @@ def measure_store(node: NodeContext) -> None:
             if space.is_known:
                 metrics.store_disk_free_bytes.labels(str(disk)).set(space.free)
                 metrics.store_disk_bytes.labels(str(disk)).set(space.usable)
+                metrics.store_disk_refuses_writes.labels(str(disk)).set(not has_free_space(str(disk), 0))
                 turns = RotationalDisks(node.settings.store.disk_type).any_of([disk])
                 metrics.store_disk_rotational.labels(str(disk)).set(turns)
     with suppress(OSError):

@@ -340,6 +340,9 @@ store_disk_free_bytes = latest_gauge("meshd_store_disk_free_bytes", "Free bytes 
 store_disk_bytes = latest_gauge(
     "meshd_store_disk_bytes", "Size of the disk in bytes: used and free, as in df.", "disk"
 )
+store_disk_refuses_writes = latest_gauge(
+    "meshd_store_disk_refuses_writes", "1 if the disk is full but for its reserve, else 0.", "disk"
+)
 store_index_free_bytes = latest_gauge(
     "meshd_store_index_free_bytes",
     "Free bytes of the file system of --index-dir, if no disk is on it.",

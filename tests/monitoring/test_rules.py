@@ -265,10 +265,12 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "2x240",
             f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+            f'meshd_store_disk_refuses_writes{{disk="/d", {AT}}}': "0x240",
         },
         {
             f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "4x240",
             f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+            f'meshd_store_disk_refuses_writes{{disk="/d", {AT}}}': "0x240",
         },
     ),
     "ShardmeshIndexFull": (

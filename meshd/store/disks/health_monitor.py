@@ -22,6 +22,7 @@ import msgspec
 
 from meshd.store.disks.disk_probes import DiskProbes
 from meshd.store.disks.layout import (
+    DISK_FAILURES_KEY,
     DRAFTS,
     EXTENTS,
     LOST_DISKS_KEY,
@@ -102,13 +103,15 @@ def _write_and_read_back(path: str) -> bytes:
 
 class DiskState(msgspec.Struct, frozen=True):
     """The state of a directory given with `--disk`. `why`: the reason it is out of service, or should be;
-    `size` in bytes and `full` (used share in percent) of its file system, 0 if unknown."""
+    `size` in bytes and `full` (used share in percent) of its file system, 0 if unknown; `refuses_writes`:
+    whether only the reserve is left, so that no new data is placed there."""
 
     path: str
     serves: bool
     why: str = ""
     size: int = 0
     full: int = 0
+    refuses_writes: bool = False
 
 
 def _file_system_usage(root: Path) -> tuple[int, int]:
@@ -225,7 +228,10 @@ class DiskHealthMonitor:
     def _serving_state(self, root: Path) -> DiskState:
         if silent := self._silence(root):
             return DiskState(str(root), True, silent)  # its file system may hang, too
-        return DiskState(str(root), True, "", *_file_system_usage(root))
+        refuses = False
+        with suppress(OSError):
+            refuses = not has_free_space(str(root), 0)
+        return DiskState(str(root), True, "", *_file_system_usage(root), refuses)
 
     def _silence(self, path: Path) -> str:
         since = self._probes.silent_since(path)
@@ -237,15 +243,22 @@ class DiskHealthMonitor:
         return self._probes.silent_seconds()
 
     def _reason(self, root: Path) -> str:
+        why = self._failure_of(root)
         try:
             if root in self._mounted_before() and not is_mounted(root):
                 return "not mounted: mount an empty file system there"
             if EXTENTS not in os.listdir(root):
-                return "failing"
+                return f"{why or 'failed'}: put an empty disk that can be written in its place"
         except OSError as error:
-            return f"failed ({error.strerror}): put an empty disk in its place"
+            return f"{why or f'failed ({error.strerror})'}: put an empty disk in its place"
         # What else is there may be the node's index and identity.
-        return f"failed: remove {root / EXTENTS}, or put an empty disk in its place"
+        return f"{why or 'failed'}: remove {root / EXTENTS}, or put an empty disk in its place"
+
+    def _failure_of(self, root: Path) -> str:
+        """Why the disk that was last at this path is out of service; "" if an earlier release retired it."""
+        paths, failures = self._index.get_meta("disks") or {}, self._index.get_meta(DISK_FAILURES_KEY) or {}
+        numbers = [disk for disk, path in paths.items() if path == str(root)]
+        return str(failures.get(max(numbers, default=-1), ""))
 
     def _mounted_before(self) -> set[Path]:
         paths = self._index.get_meta("disks") or {}
@@ -297,7 +310,7 @@ class DiskHealthMonitor:
                 if failures >= _FAILURES or not await self._run(
                     lambda disk=disk: self._disks.is_present(disk)
                 ):
-                    await self._retire_disk(disk, root, str(error))
+                    await self._retire_disk(disk, root, f"failed ({error.strerror or error})")
             else:
                 self._failures.pop(disk, None)
         await self._apply_disk_changes()
@@ -314,7 +327,7 @@ class DiskHealthMonitor:
             roots = dict(self._disks.roots)
             gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])
             for disk in gone:
-                await self._retire_disk(disk, roots[disk], "it was emptied or unmounted")
+                await self._retire_disk(disk, roots[disk], "was emptied or unmounted")
             if gone or len(roots) < len(self._wanted):
                 await self._apply_disk_changes()
 
@@ -331,7 +344,7 @@ class DiskHealthMonitor:
         metrics.store_disks_lost.set(sum(root not in serving for root in self._wanted))
 
     async def _retire_disk(self, disk: int, root: Path, why: str) -> None:
-        await self._committer.submit(RetireDisk(disk))
+        await self._committer.submit(RetireDisk(disk, why))
         self._disks.retire_disk(disk)
         self._failures.pop(disk, None)
         _log.error(

@@ -37,6 +37,8 @@ DRAFTS = "drafts"
 LOST_DISKS_KEY = "disks_lost"
 MOUNTED_DISKS_KEY = "disks_mounted"
 """Meta keys of the index: the numbers of the disks out of service, and of those that are mount points."""
+DISK_FAILURES_KEY = "disk_failures"
+"""Meta key of the index: by number, why disks are out of service, as `failed (Input/output error)`."""
 SET_BACK_KEY = "set_back"
 """Meta key of the index: whether it went back to a checkpoint, and other nodes have what came after."""
 FANOUT = 64

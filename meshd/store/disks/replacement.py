@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from meshd.store.disks.layout import (
+    DISK_FAILURES_KEY,
     DRAFTS,
     EXTENTS,
     FORMAT,
@@ -40,18 +41,20 @@ _WHY: Final = "its disk was lost"
 
 
 class RetireDisk(Mutation):
-    """Marks a disk as out of service; returns False if it already was."""
+    """Marks a disk as out of service; returns False if it already was. `why`: as `failed (an error)`."""
 
     exclusive = True
 
-    def __init__(self, disk: int) -> None:
-        self.disk = disk
+    def __init__(self, disk: int, why: str = "failed") -> None:
+        self.disk, self.why = disk, why
 
     def update_index(self, batch: WriteBatch, txn: Any) -> bool:
         known = batch.index.get_meta(LOST_DISKS_KEY, txn) or []
         if self.disk in known:
             return False
         batch.index.put_meta(txn, LOST_DISKS_KEY, [*known, self.disk])
+        failures = batch.index.get_meta(DISK_FAILURES_KEY, txn) or {}
+        batch.index.put_meta(txn, DISK_FAILURES_KEY, {**failures, self.disk: self.why})
         return True
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.layout import (
+    DISK_FAILURES_KEY,
     DRAFTS,
     EXTENTS,
     FORMAT,
@@ -85,6 +86,10 @@ class _FailingDisks(dict[Path, str]):
         """Says why a disk is not in service."""
         return f"cannot be read ({self[root]})" if root in self else "is missing"
 
+    def describe_at_start(self, root: Path) -> str:
+        """Says for the node's life why a disk is not in service."""
+        return f"failed ({self[root]})" if root in self else "was missing when the node started"
+
     def attribute_error(self, error: OSError, roots: Iterable[Path]) -> None:
         """Attributes an error to one of the disks. Raises the error if it belongs to no disk that was
         considered healthy."""
@@ -138,6 +143,8 @@ def _open_or_enrol(
         index.put_meta(txn, "disks", {number: str(root) for number, root in (roots | gone).items()})
         if gone:
             index.put_meta(txn, LOST_DISKS_KEY, sorted(gone))
+            why = {number: failing.describe_at_start(path) for number, path in gone.items()}
+            index.put_meta(txn, DISK_FAILURES_KEY, why | (index.get_meta(DISK_FAILURES_KEY, txn) or {}))
     return Disks(roots, gone)
 
 

@@ -13,24 +13,16 @@ import click
 
 from meshsdk.admin import cluster_admin
 from meshsdk.byte_sizes import format_size
+from meshsdk.cli.cluster_status import scrub_percent, status_lines
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.slots import slots
 from meshsdk.errors import ConnectError, DeadlineError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from meshsdk.cli.command_base import Session
     from meshsdk.client.s3_client import Client
     from meshsdk.client.transport import Transport
 
-_ADVICE = {
-    "away": "does not answer; its share waits for it",
-    "returning": "back; receives what it missed",
-    "joining": "new; receives its share",
-    "down": "given up",
-}
-_FULL, _CLOCK = 97, 60  # per cent, seconds: as in the alerts ShardmeshDiskFull and ShardmeshClockDrifts
 _FOLLOW = "Follow it: mesh cluster status --watch"
 _NEXT = {
     "drain": "When `mesh cluster status --watch` shows it as empty, stop it, then: mesh cluster remove {}",
@@ -41,8 +33,6 @@ _NEXT = {
     "reweigh": _FOLLOW,
 }
 """The next step after a change; {} is the node's id."""
-_SET = "set it (chronyc makestep); beyond 5 min nodes reject each other's requests (ShardmeshClocksDiffer)"
-_SET_EITHER = "set the one whose `date -u` is wrong (chronyc makestep; ShardmeshClocksDiffer)"
 
 
 @click.group()
@@ -96,7 +86,7 @@ def status(session: Session, watch: bool, every: float) -> None:
 
 def _status(client: Client) -> tuple[str, dict[str, Any]]:
     found = cluster_admin.cluster_status(client.transport)
-    return "\n".join(_lines(found)), found
+    return "\n".join(status_lines(found)), found
 
 
 def _changing(action: str, doc: str) -> None:
@@ -203,19 +193,11 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
             for name, each in found.items()
         ):
             return found
-        line = ", ".join(f"{name} {_percent(each, asked[name])}" for name, each in found.items())
+        line = ", ".join(f"{name} {scrub_percent(each, asked[name])}" for name, each in found.items())
         if line != shown and not session.as_json:
             click.echo(line, err=True)
             shown = line
         threading.Event().wait(0.5)
-
-
-def _percent(progress: dict[str, Any] | None, asked: int = 0) -> str:
-    if not progress or progress["asked"] < asked:  # this is the progress of an earlier scrub
-        return "waiting"
-    if not progress["running"]:
-        return "done" if progress["compared"] else "comparing with other owners"
-    return f"{min(99, 100 * progress['bytes'] // max(1, progress['total']))}%"
 
 
 def _scrubbed(name: str, result: dict[str, Any]) -> str:
@@ -233,218 +215,3 @@ def _change(session: Session, node: str, action: str, **rest: Any) -> None:
     with session.make_client() as client:
         done = cluster_admin.change_node(client.transport, node, action, **rest)
     session.show(f"{node} is {done['state']} (map {done['version']}). {_NEXT[action].format(node)}", **done)
-
-
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    nodes, copies = _count(len(found["nodes"]), "node"), _count(found["copies"], "copy", "copies")
-    yield f"map {found['version']}, {nodes}, {copies}: {_standing(found)}"
-    yield from _away(found)
-    kept = found.get("documents") or {}
-    if any(each["count"] for each in kept.values()):
-        counts = [
-            _count(each["count"], kind.removesuffix("s")) for kind, each in kept.items() if each["count"]
-        ]
-        yield f"stored: {', '.join(counts)} ({format_size(sum(each['bytes'] for each in kept.values()))})"
-    if found["control"] != "reached":
-        yield f"the control store is unreachable ({_meanwhile(found)}): {found['control']}"
-    rows: list[tuple[str, ...]] = [("node", "state", "zone", "roles", "share", "disks", "endpoint", "")]
-    now, wanted = (sum(node[name] for node in found["nodes"]) for name in ("slots", "slots_wanted"))
-    hurt = any(node["state"] == "away" for node in found["nodes"])
-    asked = "" if found.get("clocks_agree", True) else found["node"]
-    rows += [
-        _row(node, now, wanted, hurt=hurt, asked=asked, lease=found.get("lease_seconds", 0))
-        for node in found["nodes"]
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _standing(found: dict[str, Any]) -> str:
-    """Summarize the most important fact."""
-    away = [node["id"] for node in found["nodes"] if node["state"] == "away" or _is_dead(node)]
-    wrong = [f"{', '.join(away)} {'does' if len(away) == 1 else 'do'} not answer"] if away else []
-    wrong += [
-        f"{node['id']} cannot be reached by other nodes" for node in found["nodes"] if node.get("refused")
-    ]
-    wrong += [f"{node['id']} is full" for node in found["nodes"] if _is_full(node)]
-    wrong += _clocks(found)
-    if found.get("debt"):
-        wrong.append(f"{_count(found['debt'], 'object')} with fewer copies than required")
-    if not wrong or _moves(found):
-        wrong.append(_moving(found))
-    return "; ".join(wrong)
-
-
-def _is_dead(node: dict[str, Any]) -> bool:
-    """Whether a node does not answer although it is not marked away: nobody listens there and its lease has
-    not ended yet, or no node can be marked away, for the control store cannot be written."""
-    return bool(node.get("absent") or (node.get("silent") and not node["lease"]))
-
-
-def _meanwhile(found: dict[str, Any]) -> str:
-    """Describe what works without the control store."""
-    dead = [node["id"] for node in found["nodes"] if _is_dead(node)]
-    if not dead:
-        return "data is still served"
-    return f"writes of data that {', '.join(dead)} owns wait until it or the control store is back"
-
-
-def _clocks(found: dict[str, Any]) -> list[str]:
-    """Name the nodes whose clocks are wrong; without an agreeing majority, only the difference is known."""
-    off = {node["id"]: node["clock_ahead"] for node in found["nodes"] if _is_off(node)}
-    if off and not found["clocks_agree"]:
-        names, shown = ", ".join(sorted({found["node"], *off})), (0, *off.values())
-        return [f"the clocks of {names} differ by {_time(max(shown) - min(shown))}"]
-    return [f"{node}'s clock is {_apart(seconds)}" for node, seconds in off.items()]
-
-
-def _is_off(node: dict[str, Any]) -> bool:
-    ahead: int | None = node.get("clock_ahead")
-    return ahead is not None and abs(ahead) >= _CLOCK
-
-
-def _apart(seconds: int) -> str:
-    return f"{_time(abs(seconds))} {'ahead' if seconds > 0 else 'behind'}"
-
-
-def _away(found: dict[str, Any]) -> Iterator[str]:
-    """Explain the effect of nodes that are away, and what to do."""
-    away = [node for node in found["nodes"] if node["state"] == "away"]
-    needed = [node["id"] for node in away if node["only_copies"]]
-    if needed:
-        yield (
-            f"some data cannot be read or written: restart {', '.join(needed)}, the last to leave first; "
-            "`mesh cluster lost NODE --anyway` permanently gives up data that only it has"
-        )
-    elif away:
-        after = found.get("down_after_seconds")
-        copied = f" (who is away for {_time(round(after))} has its data copied to others)" if after else ""
-        yield (
-            f"all data can be read and written; restart the nodes that are away{copied}; "
-            f"if lost for good: mesh cluster lost {away[0]['id']}"
-        )
-
-
-def _moves(found: dict[str, Any]) -> bool:
-    return bool(found["moving"] or found["movement"]["takers"])
-
-
-def _moving(found: dict[str, Any]) -> str:
-    moved = found["movement"]
-    if not _moves(found):
-        if found["control"] == "reached":
-            return "all data is where it belongs"
-        return "all data was where it belongs when the control store was last reached"
-    words = ["data is moving"]
-    words += [
-        f"{each['copies']}→{each['wanted']} copies of {each['bucket']}" for each in found.get("counts", ())
-    ]
-    if moved["bytes_total"]:
-        words.append(f"{format_size(moved['bytes_moved'])} of {format_size(moved['bytes_total'])}")
-    if moved["eta_seconds"]:
-        words.append(f"about {_time(moved['eta_seconds'])} left")
-    return ", ".join(words)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _time(seconds: int) -> str:
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{round(seconds / size)} {unit}"
-    return f"{seconds} s"
-
-
-def _row(
-    node: dict[str, Any], slots: int, slots_wanted: int, *, hurt: bool, asked: str, lease: int
-) -> tuple[str, ...]:
-    now, wanted = _share(node["slots"], slots), _share(node["slots_wanted"], slots_wanted)
-    return (
-        node["id"],
-        node["state"] + (" (draining)" if node["leaving"] and node["state"] != "draining" else ""),
-        node["zone"] or "-",
-        ",".join(node["roles"]),
-        now if now == wanted else f"{now}→{wanted}",
-        _room((node["scrub"] or {}).get("disks", ())),
-        node["endpoint"],
-        "; ".join(_notes(node, hurt=hurt, asked=asked, lease=lease)),
-    )
-
-
-def _share(slots: int, of: int) -> str:
-    return f"{100 * slots / of:.0f}%" if of else "-"
-
-
-def _notes(node: dict[str, Any], *, hurt: bool, asked: str, lease: int) -> Iterator[str]:
-    """Return notes on a node. `asked`: whose clock is the reference, if it may be wrong; `lease`: seconds."""
-    if node["empty"] and (node["drain"] is None or node["drain"]["empty"]):
-        stop = "" if node["state"] in ("away", "down") else "stop it, then "
-        yield f"empty: {stop}mesh cluster remove {node['id']}"
-    elif node["empty"]:
-        yield "its share has moved; checking for remaining data"
-    elif node["state"] in _ADVICE:
-        yield _ADVICE[node["state"]]
-    if hurt and node["only_copies"]:
-        words = "has data that no other running node has"
-        yield words if node["state"] == "away" else f"{words}: do not stop it"
-    if node["lease"] is False and node["state"] not in ("away", "down"):
-        yield "does not renew its lease"
-    if node.get("absent"):
-        marked = f"; it is marked away within {lease} s" if lease and node["lease"] is not None else ""
-        yield f"no daemon listens there{marked}"
-    elif node.get("silent"):
-        yield "did not answer within a second"
-    if node["work"] and node["state"] not in ("away", "down"):
-        yield from _work(node["work"])
-    if node.get("refused"):
-        yield f"cannot be reached by other nodes: {node['refused']}"
-    if _is_full(node):
-        yield "full: rejects writes; delete objects, or add a disk or a node (ShardmeshDiskFull)"
-    if _is_off(node):
-        words = f"its clock is {_apart(node['clock_ahead'])}"
-        yield f"{words} of {asked}'s: {_SET_EITHER}" if asked else f"{words}: {_SET}"
-    if node.get("domains"):
-        yield node["domains"]
-    yield from _load(node.get("load") or {})
-    if (scrubbed := node["scrub"]) and scrubbed["running"]:
-        yield f"scrub: {_percent(scrubbed)}"
-    if scrubbed and scrubbed["quarantined"]:
-        damaged = _count(scrubbed["quarantined"], "damaged or lost object")
-        yield f"{damaged} to be restored; if some stay, no other running node has them (ShardmeshDamagedData)"
-    disks = (scrubbed or {}).get("disks", ())
-    yield from (f"{disk['path']} {disk['why']}" for disk in disks if disk["why"] or not disk["serves"])
-
-
-def _load(load: dict[str, Any]) -> Iterator[str]:
-    if load.get("to_come"):
-        words = f"{format_size(load['to_come'])} to receive"
-        words += f" at {format_size(load['rate'])}/s" if load["rate"] else ""
-        yield words + (f", about {_time(load['eta_seconds'])} left" if load["eta_seconds"] else "")
-    if load.get("to_go"):
-        yield f"about {format_size(load['to_go'])} to hand over"
-
-
-def _room(disks: list[dict[str, Any]]) -> str:
-    """Format how many of a node's disks work, and how full the fullest is."""
-    if not disks:
-        return "-"
-    serving = [disk for disk in disks if disk["serves"]]
-    full = f"{max(disk.get('full', 0) for disk in serving)}%" if serving else "none"
-    return full if len(serving) == len(disks) == 1 else f"{len(serving)}/{len(disks)} {full}"
-
-
-def _is_full(node: dict[str, Any]) -> bool:
-    """Whether all of its working disks are above the threshold of the alert."""
-    serving = [disk for disk in (node["scrub"] or {}).get("disks", ()) if disk["serves"]]
-    return bool(serving) and all(disk.get("full", 0) > _FULL for disk in serving)
-
-
-def _work(work: dict[str, Any]) -> Iterator[str]:
-    if work.get("doing", "idle") == "idle":
-        return
-    yield f"{work['doing']}: {work.get('names', 0)} names compared, {work.get('entered', 0)} fetched"
-    if work.get("why"):
-        yield work["why"]

@@ -86,6 +86,8 @@ def test_what_was_on_it_is_refused_and_can_be_restored_to_the_others(tmp_path: P
         every, gone, number = await _fill(tmp_path)
         with closing(_open(tmp_path, "one", "two")) as store:
             assert list(store._disks.lost) == [number]
+            why = store.disk_health.disk_states()[1].why  # of the life before
+            assert why.startswith("failed (Input/output error")
             for key, record in _all(store).items():
                 if key in gone:
                     with pytest.raises(QuarantinedError):
@@ -131,7 +133,8 @@ def test_a_disk_that_holds_the_index_is_not_to_be_emptied(tmp_path: Path) -> Non
         Store.recover(both)
         with closing(Store.open(both, writer="s", clock=ManualClock())) as store:
             state = store.disk_health.disk_states()[1]
-            why = f"failed: remove {tmp_path / 'extents'}, or put an empty disk in its place"
+            why = f"was missing when the node started: remove {tmp_path / 'extents'}"
+            why += ", or put an empty disk in its place"
             assert (state.serves, state.why) == (False, why)
             shutil.rmtree(tmp_path / "extents")
             await store.disk_health.check_missing_disks()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from click.testing import CliRunner
 
 from meshsdk.admin import cluster_admin
-from meshsdk.cli.cluster import _lines, _percent, cluster
+from meshsdk.cli.cluster import cluster
+from meshsdk.cli.cluster_status import scrub_percent, status_lines
 
 if TYPE_CHECKING:
     import pytest
@@ -53,7 +54,7 @@ def said(
         "clocks_agree": clocks_agree,
         **more,
     }
-    return list(_lines(found))
+    return list(status_lines(found))
 
 
 def test_a_mesh_that_is_well_says_so() -> None:
@@ -130,10 +131,44 @@ def holding(name: str, *disks: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_node_without_room_is_told_first() -> None:
     first, *rest = said(node("n1"), holding("n2", disk(98), disk(40, serves=False), disk(99)))
-    assert first.endswith(": n2 is full")
+    assert first.endswith(": n2 is full; n2 has 1 disk out of service")
     assert "full: rejects writes; delete objects, or add a disk or a node" in rest[-1]
     assert said(holding("n2", disk(99), disk(97)))[0].endswith(": all data is where it belongs")
     assert not any("full:" in line for line in said(holding("n2", disk(99, serves=False))))
+
+
+def test_a_small_disk_is_full_before_97_percent_and_a_large_one_after_it() -> None:
+    small, large = disk(96) | {"refuses_writes": True}, disk(98) | {"refuses_writes": False}
+    lines = said(node("n1"), holding("n2", small, disk(95) | {"refuses_writes": True}))
+    assert lines[0].endswith(": n2 is full")
+    assert "full: rejects writes" in lines[-1]
+    lines = said(node("n1"), holding("n2", large))
+    assert lines[0].endswith(": n2 is nearly full")
+    assert "nearly full: delete objects" in lines[-1]
+    assert said(holding("n2", small, large))[0].endswith(": all data is where it belongs")
+    index = disk(99) | {"why": "holds the index and is full: … (ShardmeshIndexFull)"}
+    assert said(holding("n2", large | {"full": 9}, index))[0].endswith(": the index of n2 is full")
+
+
+def test_a_disk_out_of_service_is_told_first() -> None:
+    first, *_ = said(node("n1"), holding("n2", disk(9), disk(8, serves=False)))
+    assert first.endswith(": n2 has 1 disk out of service")
+
+
+def test_a_node_whose_disk_hangs_is_not_to_be_restarted() -> None:
+    silent = disk(9) | {"why": "has not answered since 3:00 (ShardmeshDiskHangs)"}
+    hanging = holding("n2", silent) | {"state": "away"}
+    first, second, *rest = said(node("n1"), hanging)
+    assert first.endswith(": a disk of n2 hangs")
+    assert "restart the nodes that are away" not in second
+    assert "n2 left because a disk hangs: it returns by itself when the disk answers" in second
+    assert "has left its share to the others until its disk answers; /disk9 has not answered" in rest[-1]
+    _, second, *_ = said(hanging, node("n3", "away"))
+    assert "; restart the others" in second
+    gone = hanging | {"lease": False}  # nothing runs there
+    first, second, *_ = said(node("n1"), gone)
+    assert "n2 does not answer" in first
+    assert "restart the nodes that are away" in second
 
 
 def test_damage_that_may_have_no_other_copy_is_not_only_waited_for() -> None:
@@ -180,6 +215,6 @@ def test_a_scrub_of_every_node_names_those_that_do_not_answer(monkeypatch: pytes
 
 def test_a_scrub_that_was_asked_for_is_not_told_as_the_one_before() -> None:
     told = {"asked": 3, "running": False, "compared": True, "bytes": 5, "total": 10}
-    assert _percent(told, 4) == "waiting"
-    assert _percent(told, 3) == "done"
-    assert _percent(told | {"asked": 4, "running": True, "compared": False}, 4) == "50%"
+    assert scrub_percent(told, 4) == "waiting"
+    assert scrub_percent(told, 3) == "done"
+    assert scrub_percent(told | {"asked": 4, "running": True, "compared": False}, 4) == "50%"
