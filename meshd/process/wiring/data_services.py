@@ -176,8 +176,9 @@ def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCos
     return ReadCostEstimator(datasets, lookup, node.settings.node_id, budget, OwnSampleFinder(node.objects))
 
 
-def _job_loading(node: NodeContext) -> tuple[PageLoader, int]:
-    """Return what loads the sources of jobs from rotational disks, and how many bytes at a time."""
+def background_loading(node: NodeContext) -> tuple[PageLoader, int]:
+    """Return what loads the sources of jobs and of copies from rotational disks, and how many bytes at a
+    time."""
     disks = RotationalDisks(node.settings.store.disk_type)
     window = min(_JOB_WINDOW_BYTES, _read_ahead_budget(node) // 4)
     return PageLoader(disks.includes), window if disks.any_of(node.settings.store.disks) else 0
@@ -248,7 +249,7 @@ def job_runner(
     )
     versions = VersionLookup(node.store, node.buckets)
     tools = JobServices(
-        node.store, node.objects, node.archives, versions, access, outputs, *_job_loading(node)
+        node.store, node.objects, node.archives, versions, access, outputs, *background_loading(node)
     )
     inventories = SourceInventory(node.store, catalog, node.archives, node.objects)
     plan_store = PlanStore(node.store, catalog)

@@ -26,12 +26,14 @@ from meshd.origins.client.origin_pool import OriginPool
 from meshd.process.log_level import notify_supervisor
 from meshd.process.wiring.cluster import page_loader
 from meshd.process.wiring.data_services import (
+    background_loading,
     job_service,
     output_routes,
     read_waits,
     view_makers,
 )
 from meshd.process.wiring.services import document_inventory, document_references
+from meshd.reads.object_loads import ObjectLoader
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
@@ -43,6 +45,7 @@ from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.json_api import JsonApi
 from meshd.server.api.log_level import LogLevelService
+from meshd.server.api.object_loads import ObjectLoadEndpoint
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
 from meshd.server.api.role_actions import AuditAction, RoleActions
 from meshd.server.api.views import ViewEndpoint
@@ -132,9 +135,11 @@ def native_routes(
     backed = BackedAdmin(node.buckets, origins, node.clock, region)
     copy_counts = ReplicationFactors(node.buckets, node.mesh, maps, node.clock, region)
     api = JsonApi(node.clock, node.mesh, frame_service)
+    loader = ObjectLoader(node.store, node.objects, data.dataset_access, *background_loading(node))
     routes = [
         *DatasetEndpoint(data.datasets, previews, data.read_costs, data.orders, api).routes(),
         *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches), api).routes(),
+        *ObjectLoadEndpoint(loader, api).routes(),
         *ViewEndpoint(definitions, api).routes(),
         *JobEndpoint(job_service(node, access), api).routes(),
         *OpCatalogEndpoint(data.user_ops, api).routes(),

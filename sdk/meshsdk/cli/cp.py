@@ -24,6 +24,7 @@ import click
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, error_code, report_error, shared_options
+from meshsdk.cli.copy_windows import loaded_windows
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, Standard, relative_name
 from meshsdk.errors import (
     ConfigurationError,
@@ -313,7 +314,10 @@ def run_copies(
                     report.add_copied(copy)
 
         try:
-            list(pool.map(run, _tasks(copies)))
+            for window in loaded_windows(client, copies):
+                list(pool.map(run, _tasks(window)))
+                if report.is_stopped:
+                    break
         except BaseException:  # interrupted: running copies finish, the others do not start
             pool.shutdown(wait=False, cancel_futures=True)
             raise

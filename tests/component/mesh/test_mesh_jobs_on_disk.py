@@ -60,3 +60,22 @@ def test_other_nodes_read_the_sources_of_a_job_in_the_order_of_their_disks(
     assert seen.seeks < there / 8, seen
     files = members(*objects(mesh["n2"].client(), "packed", "shards/").values())
     assert files == contents(OBJECTS, SIZE)
+
+
+def test_other_nodes_read_what_a_client_names_in_the_order_of_their_disks(
+    stored: tuple[RotationalDisk, DaemonCluster],
+) -> None:
+    disk, mesh = stored
+    keys = [f"train/{name}" for name in contents(OBJECTS, SIZE)]
+    there = [name for name in keys if mesh.route_for("scattered", name, 1).read_set[0].node_id == "n1"]
+    disk.drop_caches()
+    body = json.dumps({"bucket": "scattered", "keys": keys}).encode()
+    answer = mesh["n2"].request("POST", "/-/read-ahead", body)
+    assert json.loads(answer.body) == {"loaded": OBJECTS}
+    client = mesh["n1"].client()
+    for name in there:
+        client.get_object(Bucket="scattered", Key=name)["Body"].read()
+    seen = disk.stats()
+    assert len(there) > OBJECTS / 4
+    assert len(there) * SIZE <= seen.bytes < 1.3 * len(there) * SIZE, seen
+    assert seen.seeks < len(there) / 8, seen
