@@ -13,7 +13,7 @@ import asyncio
 import resource
 import statistics
 import time
-from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
@@ -24,7 +24,7 @@ from meshd.batches.read_ahead.page_prefetcher import PagePrefetcher
 from meshd.batches.read_ahead.read_hints import PlannedFrame
 from meshd.core.frame_address import FrameAddress
 from meshd.core.plan_record import FieldOutput, Plan
-from meshd.datasets.snapshot_pages import KEPT_PAGES
+from meshd.datasets.open_pages import OpenPageCache
 from meshwire.dataset.build_paged_snapshot import build_from_pages
 from meshwire.dataset.fields import parse_fields
 from meshwire.dataset.paged_snapshot import read_snapshot
@@ -48,25 +48,25 @@ _SOURCE: Final = "s3://many"
 
 
 class _OpenPages:
-    """The pages of the snapshot that are open, as `SnapshotPages` keeps them."""
+    """The pages of the snapshot that are open, in the cache in which nodes keep them."""
 
-    make: Callable[[], Page]
+    make: Callable[[], tuple[Page, bytes]]
 
     def __init__(self) -> None:
-        self._open: OrderedDict[int, Page] = OrderedDict()
+        self._open = OpenPageCache()
         self.count = 0
 
-    def open_page(self, _: PagedSnapshot, number: int) -> Page:
-        page = self._open.get(number)
+    def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
+        digest = snapshot.table.hash_of(number)
+        page = self._open.get(digest)
         if page is None:
             self.count += 1
-            page = self._open[number] = self.make()
-            if len(self._open) > KEPT_PAGES:
-                self._open.popitem(last=False)
+            page, document = self.make()
+            self._open.add(digest, page, document)
         return page
 
-    def closed_pages(self, _: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
-        return [number for number in numbers if number not in self._open]
+    def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
+        return [number for number in numbers if snapshot.table.hash_of(number) not in self._open]
 
 
 async def _read(snapshot: Snapshot, opened: _OpenPages, given: argparse.Namespace) -> None:
@@ -119,18 +119,19 @@ def main() -> None:
     fields = parse_fields({"text": {"ext": ["txt"]}})
     opened, mark, checksum = _OpenPages(), mark_page(document, "lines", facts), crc32c(document)
 
-    def open_page() -> Page:
+    def open_page() -> tuple[Page, bytes]:
         """Open a page as nodes open one that they have checked when they made it."""
         page = open_marked_page(document, "lines", facts, mark)
         assert page is not None
         assert crc32c(document) == checksum
-        return page
+        return page, document
 
     opened.make = open_page
     page_of = opened.open_page
 
     began = time.process_time()
-    shards = [(f"{number:09}.txt", f"{number:032x}", facts) for number in range(given.pages)]
+    hashes = [number.to_bytes(32, "big") for number in range(given.pages)]  # each page is open for itself
+    shards = [(f"{n:09}.txt", f"{n:032x}", replace(facts, digest=digest)) for n, digest in enumerate(hashes)]
     built = build_from_pages(shards, kind="lines", source=_SOURCE, fields=fields, open_page=page_of)
     written = built.snapshot.to_bytes()
     snapshot = read_snapshot(written, page_of)

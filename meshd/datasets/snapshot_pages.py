@@ -5,8 +5,7 @@ snapshot is used, pages that this node lacks are fetched from the node that made
 
 Law: a page is used only if its bytes have the hash that the snapshot names, or the checksum that they had
 when this node compared them with that hash. One that is damaged or missing is fetched, or made again from its
-shard; if that gives another page, the error names the shard. What is cut off the file of an open page reads
-as zeros once the file is longer again: the last byte that is no zero is looked at before each use.
+shard; if that gives another page, the error names the shard.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import asyncio
 import hashlib
 import itertools
 import logging
-import threading
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 from awscrt.checksums import crc32c
@@ -29,6 +26,7 @@ from meshd.core.document_store import CHECKED_SNAPSHOT, MAPPED_BYTES, MARK, RESE
 from meshd.core.peer_messages import PageRequest
 from meshd.core.sample_locations import snapshot_changed
 from meshd.datasets.mds import MdsSources
+from meshd.datasets.open_pages import OpenPageCache
 from meshd.datasets.parquet_row_copies import ParquetFiles
 from meshd.datasets.record_files import LineIndexer, TfrecordIndexer
 from meshd.datasets.shard_pages import DerivedPages, member_pages, record_pages
@@ -59,40 +57,15 @@ if TYPE_CHECKING:
     from meshwire.dataset.snapshot import SnapshotKind
     from meshwire.frame.tensor_frame import Buffer
 
-KEPT_PAGES: Final = 131_072
-_KEPT_COLUMNS: Final = 2 * KEPT_PAGES
-"""Pages that a process keeps open, and columns of them, which take about 600 bytes each. To open a page costs
-as much as to use it 25 times."""
 _CHECKED: Final = 256
 _CHECKED_SAMPLES: Final = 1 << 20
 """Pages of a snapshot, and samples of them, that are opened before it is used; further ones before the batch
 that needs them. To open a page costs as much as it is large: a process that builds no batches need not."""
 _OPENED_AT_ONCE: Final = 2  # threads that compare pages with their hashes, most of the time without the GIL
-_PORTION: Final = 4096  # bytes
 _AT_ONCE: Final = 8
 _MADE_AT_ONCE: Final = 2
 _ASKED_AT_ONCE: Final = 4  # of other nodes, which make them
 _log = logging.getLogger("meshd.documents")
-
-
-class _OpenPage(NamedTuple):
-    page: Page
-    witness: memoryview  # one byte, the last of the page's document that is no zero
-
-
-def _columns_of(page: Page) -> int:
-    """Return the number of arrays of a page."""
-    return 2 * len(page.offsets) + 2 * (page.names is not None) + (page.classes is not None)
-
-
-def _last_byte(document: Buffer) -> memoryview:
-    """Return the last byte of a document that is no zero; it begins with one."""
-    values, first, at = np.frombuffer(document, np.uint8), len(document), 0
-    while first:
-        first, end = max(0, first - _PORTION), first
-        if (found := np.flatnonzero(values[first:end])).size:
-            at, first = first + int(found[-1]), 0
-    return memoryview(document)[at : at + 1]
 
 
 def _hash_of(document: bytes) -> bytes:
@@ -126,15 +99,13 @@ class SnapshotPages:
             "tokens": DerivedPages(catalog, "tokens", "tokens", self.tokens.make_page),
         }
         self._for_peers: LongRunningCalls[None] = LongRunningCalls("pages", limit=_AT_ONCE)
-        self._open: OrderedDict[bytes, _OpenPage] = OrderedDict()
-        self._columns = 0  # of the open pages
+        self._open_pages = OpenPageCache()
         self._gone: dict[bytes, str] = {}  # what became of the objects of pages that cannot be made
         self._damaged: set[bytes] = set()
-        self._lock = threading.Lock()  # pages are opened by the event loop and by threads
         catalog.use_pages(self)
 
     def __repr__(self) -> str:
-        return f"<SnapshotPages, {len(self._open)} open>"
+        return f"<SnapshotPages, {len(self._open_pages)} open>"
 
     async def read_snapshot(self, digest: str, read_document: Callable[[], Awaitable[bytes]]) -> Snapshot:
         """Decode a snapshot, and make those of its pages that this node lacks. `read_document`: is called
@@ -267,30 +238,19 @@ class SnapshotPages:
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
         digest = snapshot.table.hash_of(number)
-        found = self._open.get(digest)
-        if found is not None and found.witness[0]:
-            if self._columns > _KEPT_COLUMNS // 2:  # their order matters only where pages are closed
-                with self._lock:
-                    if digest in self._open:
-                        self._open.move_to_end(digest)
-            return found.page
+        page = self._open_pages.get(digest)
+        if page is not None:
+            return page
         try:
-            if found is not None:
-                self._close(digest)
-            return self._opened(snapshot, number)
+            return self._open_page(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:
             self._damaged.add(digest)
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
             raise self._unavailable(snapshot, number, error) from error
 
-    def _close(self, digest: bytes) -> None:
-        with self._lock:
-            found = self._open.pop(digest, None)
-            self._columns -= 0 if found is None else _columns_of(found.page)
-
     def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
         """Return those of some pages that are not open, without those that cannot be made."""
-        hash_of, opened, gone = snapshot.table.hash_of, self._open, self._gone
+        hash_of, opened, gone = snapshot.table.hash_of, self._open_pages, self._gone
         found = [number for number in numbers if hash_of(number) not in opened]
         return [number for number in found if hash_of(number) not in gone] if gone else found
 
@@ -325,14 +285,14 @@ class SnapshotPages:
         """Return those of some pages that are missing, or damaged as far as they are looked at (blocking)."""
         found, few = [], int(np.searchsorted(snapshot.pages.starts, _CHECKED_SAMPLES, side="right")) - 1
         for number in numbers:
-            if snapshot.table.hash_of(number) in self._open:
+            if snapshot.table.hash_of(number) in self._open_pages:
                 continue
             if number >= min(few, _CHECKED) and snapshot.table.hash_of(number) not in self._damaged:
                 if self._store.get(RESERVED_BUCKET, self._page_name(snapshot, number)) is None:
                     found.append(number)
                 continue
             try:
-                self._opened(snapshot, number)
+                self._open_page(snapshot, number)
             except (ColumnError, StoreError, OSError):
                 found.append(number)
         return found
@@ -363,25 +323,20 @@ class SnapshotPages:
                 detail={"url": f"s3://{bucket}/{key}", "snapshot": snapshot.hash},
             )
 
-    def _opened(self, snapshot: PagedSnapshot, number: int) -> Page:
+    def _open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
         try:
-            opened = self._read_stored(snapshot, number)
+            page, document = self._read_stored(snapshot, number)
         except FileNotFoundError:  # it was moved in the meantime
-            opened = self._read_stored(snapshot, number)
+            page, document = self._read_stored(snapshot, number)
         digest = snapshot.table.hash_of(number)
         self._damaged.discard(digest)
-        with self._lock:
-            before = self._open.pop(digest, None)
-            self._open[digest] = opened
-            self._columns += _columns_of(opened.page) - (0 if before is None else _columns_of(before.page))
-            while len(self._open) > KEPT_PAGES or (self._columns > _KEPT_COLUMNS and len(self._open) > 1):
-                self._columns -= _columns_of(self._open.popitem(last=False)[1].page)
-        return opened.page
+        self._open_pages.add(digest, page, document)
+        return page
 
-    def _read_stored(self, snapshot: PagedSnapshot, number: int) -> _OpenPage:
-        """Return a page that is in the store. One that was checked when it was written needs only the
-        checksum of the store, which costs an eighth of all checks. Raises as `_opened`."""
+    def _read_stored(self, snapshot: PagedSnapshot, number: int) -> tuple[Page, Buffer]:
+        """Return a page that is in the store, and its document. One that was checked when it was written
+        needs only the checksum of the store, which costs an eighth of all checks. Raises as `_open_page`."""
         facts = snapshot.facts(number)
         document, mark, checksum = self._marked_document(self._page_name(snapshot, number))
         page = open_marked_page(document, snapshot.kind, facts, mark) if mark else None
@@ -389,7 +344,7 @@ class SnapshotPages:
             page = open_page(document, snapshot.kind, facts)
         elif crc32c(document) != checksum:
             raise ColumnError("its bytes are damaged")
-        return _OpenPage(page, _last_byte(document))
+        return page, document
 
     def _document(self, name: str) -> Buffer:
         return self._marked_document(name)[0]

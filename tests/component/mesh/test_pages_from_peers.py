@@ -78,7 +78,7 @@ def counted() -> tuple[float, float]:
 def forget(node: Running, digest: str) -> None:
     """Nothing in this node's memory says that it has the pages of a snapshot."""
     node.data.catalog.forget_snapshot(digest)
-    node.data.datasets.pages._open.clear()
+    node.data.datasets.pages._open_pages.clear()
 
 
 def lengths(crew: MeshCrew, node: Running, digest: str) -> Any:

@@ -19,7 +19,7 @@ from meshd.config import StoreSettings
 from meshd.core import document_store
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
-from meshd.datasets import mds, record_files, shard_pages, snapshot_pages, token_files
+from meshd.datasets import mds, open_pages, record_files, shard_pages, snapshot_pages, token_files
 from meshd.datasets.archives.archive_service import ArchiveService, LocalArchives
 from meshd.datasets.service import DatasetService
 from meshd.datasets.snapshot_build_cache import _FORM
@@ -382,7 +382,7 @@ def test_a_snapshot_of_a_later_release_is_refused_by_name(node: Node) -> None:
 
 
 def test_open_pages_are_bounded_by_their_columns(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_pages, "_KEPT_COLUMNS", 8)  # two for each page of lines
+    monkeypatch.setattr(open_pages, "_MAX_COLUMNS", 8)  # two for each page of lines
 
     async def run() -> None:
         for number in range(9):
@@ -393,8 +393,8 @@ def test_open_pages_are_bounded_by_their_columns(node: Node, monkeypatch: pytest
         pages = node.datasets.pages
         for _ in range(2):
             assert lengths(found) == [4] * 45
-            assert len(pages._open) == 4
-            assert pages._columns == 8
+            assert len(pages._open_pages) == 4
+            assert pages._open_pages._columns == 8
 
     asyncio.run(run())
 
