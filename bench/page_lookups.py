@@ -56,13 +56,13 @@ class _OpenPages:
         self._open = OpenPageCache()
         self.count = 0
 
-    def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
-        digest = snapshot.table.hash_of(number)
-        page = self._open.get(digest)
-        if page is None:
-            self.count += 1
-            page, document = self.make()
-            self._open.add(digest, page, document)
+    def open_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+        return self._open.pages_of(snapshot, numbers, self._open_page)
+
+    def _open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
+        self.count += 1
+        page, document = self.make()
+        self._open.add(snapshot.table.hash_of(number), page, document)
         return page
 
     def closed_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[int]:
@@ -127,14 +127,16 @@ def main() -> None:
         return page, document
 
     opened.make = open_page
-    page_of = opened.open_page
 
     began = time.process_time()
-    hashes = [number.to_bytes(32, "big") for number in range(given.pages)]  # each page is open for itself
-    shards = [(f"{n:09}.txt", f"{n:032x}", replace(facts, digest=digest)) for n, digest in enumerate(hashes)]
-    built = build_from_pages(shards, kind="lines", source=_SOURCE, fields=fields, open_page=page_of)
+    # Equal pages would be open once.
+    own = [replace(facts, digest=number.to_bytes(32, "big")) for number in range(given.pages)]
+    shards = [(f"{number:09}.txt", f"{number:032x}", each) for number, each in enumerate(own)]
+    built = build_from_pages(
+        shards, kind="lines", source=_SOURCE, fields=fields, open_pages=opened.open_pages
+    )
     written = built.snapshot.to_bytes()
-    snapshot = read_snapshot(written, page_of)
+    snapshot = read_snapshot(written, opened.open_pages)
     cost = time.process_time() - began
     size = f"{snapshot.samples:,} samples, a document of {len(written) / 1e6:.1f} MB"
     print(

@@ -393,7 +393,7 @@ def unless_intact(store: ObjectStore, key: str) -> Conditions:
     return Conditions(if_none_match=("*",)) if record is None or not record.broken else Conditions()
 
 
-def _no_pages(snapshot: PagedSnapshot, number: int) -> Page:
+def _no_pages(snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
     raise busy(f"this process has no pages of the snapshot {snapshot.hash}")
 
 

@@ -361,7 +361,7 @@ class DatasetService:
                 kind=_paged_kind(kind) or "tar",
                 source=source,
                 fields=fields,
-                open_page=self.pages.open_page,
+                open_pages=self.pages.open_pages,
             )
         return await asyncio.to_thread(build_from_objects, rows_of(listing), source=source, fields=fields)
 

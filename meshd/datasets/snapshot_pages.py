@@ -235,16 +235,16 @@ class SnapshotPages:
 
         return await maker.read_page(bucket, key, record, parts, fetch, again=expected is not None)
 
-    def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
-        """Return a page. Raises BatchError Busy, SnapshotChanged, if this node no longer has it."""
-        digest = snapshot.table.hash_of(number)
-        page = self._open_pages.get(digest)
-        if page is not None:
-            return page
+    def open_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+        """Return pages. Raises BatchError Busy, SnapshotChanged, if this node no longer has one of them."""
+        return self._open_pages.pages_of(snapshot, numbers, self._opened_now)
+
+    def _opened_now(self, snapshot: PagedSnapshot, number: int) -> Page:
+        """Open a page that is closed (blocking). Raises BatchError as `open_pages`."""
         try:
             return self._open_page(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:
-            self._damaged.add(digest)
+            self._damaged.add(snapshot.table.hash_of(number))
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
             raise self._unavailable(snapshot, number, error) from error
 
@@ -255,8 +255,8 @@ class SnapshotPages:
         return [number for number in found if hash_of(number) not in gone] if gone else found
 
     def page_document(self, snapshot: PagedSnapshot, number: int) -> bytes:
-        """Return the bytes of a page (blocking). Raises BatchError as `open_page`."""
-        self.open_page(snapshot, number)
+        """Return the bytes of a page (blocking). Raises BatchError as `open_pages`."""
+        self.open_pages(snapshot, (number,))
         try:
             return bytes(self._document(self._page_name(snapshot, number)))
         except (ColumnError, StoreError, OSError) as error:
@@ -265,7 +265,7 @@ class SnapshotPages:
     def _decoded(self, digest: str, document: bytes) -> Snapshot:
         """Decode a snapshot (blocking): a large one that was fetched is on this node now."""
         mapped = self._mapped(digest) if len(document) >= MAPPED_BYTES else None
-        return read_snapshot(document, self.open_page) if mapped is None else mapped
+        return read_snapshot(document, self.open_pages) if mapped is None else mapped
 
     def _mapped(self, digest: str) -> Snapshot | None:
         """Decode a large snapshot from the map of its document (blocking); None if that is not on this node,
@@ -277,7 +277,7 @@ class SnapshotPages:
             document, mark, checksum = self._marked_document(f"snapshots/{digest}")
             # The checksum costs a quarter of the hash.
             known = mark == CHECKED_SNAPSHOT and crc32c(document) == checksum
-            snapshot = read_snapshot(document, self.open_page, digest if known else "")
+            snapshot = read_snapshot(document, self.open_pages, digest if known else "")
             return snapshot if snapshot.hash == digest else None
         return None
 

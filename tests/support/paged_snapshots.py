@@ -45,7 +45,7 @@ class MemoryPages:
             facts = line_page_facts(document, len(content))
             self.documents[facts.digest] = document
             found.append((key, etag, facts))
-        return build_from_pages(found, kind="lines", source=source, fields=fields, open_page=self.open_page)
+        return build_from_pages(found, kind="lines", source=source, fields=fields, open_pages=self.open_pages)
 
     def build_tars(
         self, shards: Iterable[tuple[str, str, int, ShardIndex]], source: str, fields: Mapping[str, FieldSpec]
@@ -58,7 +58,7 @@ class MemoryPages:
             facts = page_document_facts(document, size)
             self.documents[facts.digest] = document
             found.append((key, etag, facts))
-        return build_from_pages(found, kind="tar", source=source, fields=fields, open_page=self.open_page)
+        return build_from_pages(found, kind="tar", source=source, fields=fields, open_pages=self.open_pages)
 
     def build_records(
         self,
@@ -74,7 +74,7 @@ class MemoryPages:
             facts = page_document_facts(document, size)
             self.documents[facts.digest] = document
             found.append((key, etag, facts))
-        return build_from_pages(found, kind=kind, source=source, fields=fields, open_page=self.open_page)
+        return build_from_pages(found, kind=kind, source=source, fields=fields, open_pages=self.open_pages)
 
     def open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         digest = snapshot.table.hash_of(number)
@@ -82,9 +82,12 @@ class MemoryPages:
             self.opened[digest] = open_page(self.documents[digest], snapshot.kind, snapshot.facts(number))
         return self.opened[digest]
 
+    def open_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+        return [self.open_page(snapshot, number) for number in numbers]
+
     def read(self, document: bytes) -> Snapshot:
         """Decode a snapshot of these shards."""
-        return read_snapshot(document, self.open_page)
+        return read_snapshot(document, self.open_pages)
 
 
 def build_from_tars(

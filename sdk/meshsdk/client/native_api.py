@@ -191,8 +191,11 @@ def fetch_snapshot(transport: Transport, digest: str) -> Snapshot:
             opened[number] = read_answer(lambda: read_page(page, snapshot.kind, facts), "page")
         return opened[number]
 
+    def open_pages(snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+        return [open_page(snapshot, number) for number in numbers]
+
     body = transport.text(Request("GET", path))
-    return read_answer(lambda: read_snapshot(body, open_page), "snapshot")
+    return read_answer(lambda: read_snapshot(body, open_pages), "snapshot")
 
 
 def describe_snapshot(snapshot: Snapshot) -> SnapshotInfo:

@@ -37,7 +37,7 @@ def build_from_pages(
     kind: SnapshotKind,
     source: str | Source,
     fields: Mapping[str, FieldSpec],
-    open_page: Callable[[PagedSnapshot, int], Page],
+    open_pages: Callable[[PagedSnapshot, Sequence[int]], list[Page]],
 ) -> SnapshotBuild:
     """Build the snapshot of shards: (key, ETag, page) each, in order of key, or in that of the file that
     describes them; those without samples are left out.
@@ -54,7 +54,7 @@ def build_from_pages(
         last = key
         folder = class_name(key, place.prefix) if labelled else ""
         building.add((key, etag, page), page.classes if folder is None else (folder,))
-    return building.build(open_page)
+    return building.build(open_pages)
 
 
 class _Building:
@@ -112,7 +112,7 @@ class _Building:
         names = [name for name, part in wanted.items() if part in parts]
         return ", ".join(sorted(names, key=lambda name: wanted[name] < 0))
 
-    def build(self, open_page: Callable[[PagedSnapshot, int], Page]) -> SnapshotBuild:
+    def build(self, open_pages: Callable[[PagedSnapshot, Sequence[int]], list[Page]]) -> SnapshotBuild:
         """Return the snapshot. Raises EmptySnapshotError, PlanError."""
         if not self.taken:
             raise self._empty()
@@ -125,7 +125,7 @@ class _Building:
         label = self._label()
         labels = {name: label for name, spec in self.specs.items() if spec.kind == "label"}
         table = PageTable.from_facts(pages)
-        snapshot = PagedSnapshot(str(self.source), self.kind, objects, table, self.specs, labels, open_page)
+        snapshot = PagedSnapshot(str(self.source), self.kind, objects, table, self.specs, labels, open_pages)
         return SnapshotBuild(snapshot, self.skipped, tuple(self.examples[:EXAMPLES]))
 
     def _label(self) -> tuple[Integers, Integers, tuple[str, ...]]:

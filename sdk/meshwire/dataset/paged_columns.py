@@ -16,7 +16,7 @@ from meshwire.dataset.sample_columns import BytesColumn, LabelColumn
 from meshwire.frame.columns import StringColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -90,13 +90,14 @@ class Page:
 
 
 class Pages:
-    """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_page` returns
-    a page by its number, and may raise what its owner likes; `is_small`: columns are joined in memory."""
+    """The pages of a snapshot, in order. `starts` int64[P+1]: the first sample of each; `open_pages`
+    returns pages by their numbers, and may raise what its owner likes; `is_small`: columns are joined in
+    memory."""
 
     __slots__ = ("_joined", "_last", "_left", "_numbers", "_open", "is_small", "starts")
 
-    def __init__(self, starts: Integers, open_page: Callable[[int], Page]) -> None:
-        self.starts, self._open = starts, open_page
+    def __init__(self, starts: Integers, open_pages: Callable[[Sequence[int]], list[Page]]) -> None:
+        self.starts, self._open = starts, open_pages
         self._last = _Groups(self, np.zeros(0, np.int64))  # several columns are asked for the same samples
         self._joined: dict[Callable[[Page], Narrow], Narrow] = {}
         self._numbers: Narrow | None = None  # of the page of each sample, once columns are joined
@@ -112,7 +113,11 @@ class Pages:
 
     def open(self, number: int) -> Page:
         """Return a page."""
-        return self._open(number)
+        return self._open((number,))[0]
+
+    def open_all(self, numbers: Sequence[int]) -> list[Page]:
+        """Return some pages, in the order of their numbers in `numbers`."""
+        return self._open(numbers)
 
     def numbers_of(self, samples: Any) -> Integers:
         """Return the number of the page of each sample; int64, in the shape of `samples`. Raises
@@ -168,7 +173,7 @@ class Pages:
             return joined[wanted].astype(np.int64)
         if wanted.ndim == 0:
             number = int(self.numbers_of(wanted))
-            found: Any = np.int64(column(self._open(number))[int(wanted - self.starts[number])])
+            found: Any = np.int64(column(self.open(number))[int(wanted - self.starts[number])])
             return found  # type: ignore[no-any-return]  # a scalar, as an array gives for an index
         return self._grouped(wanted).values(column).reshape(wanted.shape)
 
@@ -180,12 +185,12 @@ class Pages:
         return result
 
     def __iter__(self) -> Iterator[Page]:
-        return map(self._open, range(len(self)))
+        return map(self.open, range(len(self)))
 
     def name(self, sample: int) -> str:
         """Return the name of a sample within its shard."""
         number = int(self.numbers_of(sample))
-        return self._open(number).name(sample - int(self.starts[number]))
+        return self.open(number).name(sample - int(self.starts[number]))
 
     def names(self) -> StringColumn:
         """Return the names of all samples."""
@@ -213,7 +218,7 @@ class _Groups:
         numbers = numbers[order]
         local = self.samples.ravel()[order] - pages.starts[numbers]
         ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), numbers.size] if numbers.size else []
-        opened = [pages.open(number) for number in numbers[np.array(ends, np.int64) - 1].tolist()]
+        opened = pages.open_all(numbers[np.array(ends, np.int64) - 1].tolist())
         return order, local, list(zip(opened, [0, *ends], ends, strict=False))
 
     def values(self, column: Callable[[Page], Narrow]) -> Integers:

@@ -174,13 +174,14 @@ class PagedSnapshot(Snapshot):
         table: PageTable,
         specs: Mapping[str, FieldSpec],
         labels: Mapping[str, tuple[Integers, Integers, tuple[str, ...]]],
-        open_page: Callable[[PagedSnapshot, int], Page],
+        open_pages: Callable[[PagedSnapshot, Sequence[int]], list[Page]],
     ) -> None:
         """`labels`: by field, the classes of the pages, their bounds, and all classes, see `PagedLabels`;
-        `open_page`: returns a page by its number."""
+        `open_pages`: returns pages by their numbers."""
         starts = np.zeros(len(table) + 1, np.int64)
         np.cumsum(table.samples, out=starts[1:])
-        pages, parts = Pages(starts, lambda number: open_page(self, number)), PageParts.of_fields(kind, specs)
+        pages = Pages(starts, lambda numbers: open_pages(self, numbers))
+        parts = PageParts.of_fields(kind, specs)
         fields: dict[str, BytesColumn | LabelColumn] = {}
         for name, spec in specs.items():
             if spec.kind == "label":
@@ -280,7 +281,7 @@ class PagedSnapshot(Snapshot):
 
 
 def read_snapshot(
-    document: Buffer, open_page: Callable[[PagedSnapshot, int], Page], digest: str = ""
+    document: Buffer, open_pages: Callable[[PagedSnapshot, Sequence[int]], list[Page]], digest: str = ""
 ) -> Snapshot:
     """Decode a snapshot document of any version. `digest`: its SHA-256 in hex, where that is known. Raises
     ColumnError for any other bytes."""
@@ -297,7 +298,7 @@ def read_snapshot(
     labels = {
         name: _read_label(reader, name, len(table)) for name, spec in specs.items() if spec.kind == "label"
     }
-    found = PagedSnapshot(source, kind, objects, table, specs, labels, open_page)
+    found = PagedSnapshot(source, kind, objects, table, specs, labels, open_pages)
     if found.hash != hashlib.sha256(document).hexdigest():  # it has other columns, or wider ones
         raise ColumnError("the document of the snapshot is not written as it has to be")
     return found
@@ -352,5 +353,5 @@ def page_facts(document: Buffer) -> dict[tuple[str, str, int], PageFacts]:
     return {name: found.facts(number) for number, name in enumerate(names)}
 
 
-def _closed(snapshot: PagedSnapshot, number: int) -> Page:
-    raise ColumnError(f"page {number} of the snapshot {snapshot.hash} is not here")
+def _closed(snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+    raise ColumnError(f"page {numbers[0]} of the snapshot {snapshot.hash} is not here")

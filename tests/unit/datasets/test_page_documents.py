@@ -73,7 +73,7 @@ def test_columns_of_pages_are_those_of_all_samples(
     build: Callable[..., PagedSnapshot], files: list[list[bytes]], data: st.DataObject
 ) -> None:
     snapshot = build(*(b"\n".join([b"x", *rows]) for rows in files))
-    again = read_snapshot(snapshot.to_bytes(), lambda _, number: snapshot.pages.open(number))
+    again = read_snapshot(snapshot.to_bytes(), lambda _, numbers: snapshot.pages.open_all(numbers))
     whole = Snapshot.from_bytes(snapshot.without_pages().to_bytes())
     assert again.hash == snapshot.hash != whole.hash
     assert again.summary() == {**whole.summary(), "snapshot": again.hash}
