@@ -124,7 +124,7 @@ class BatchService:
         """Return the notes on a compiled plan. Raises BatchError if the first sample cannot be read."""
         pinned = self.pin(snapshot)
         try:
-            if any(op.op == "decode" for op in spec.ops):
+            if any(op.op in ("decode", "tokenize_chat") for op in spec.ops):
                 await pinned.prepare([0])
             first = partial(_read_first, snapshot, pinned)
             return list(await asyncio.to_thread(plan_notes, spec, first))

@@ -104,9 +104,15 @@ class _Nodes:
             "\nEvery node serves S3 clients:\n"
             f"  export AWS_ENDPOINT_URL={endpoints[0]} MESH_ENDPOINT={','.join(endpoints)}\n"
             f"  export AWS_ACCESS_KEY_ID={pair.access_key} AWS_SECRET_ACCESS_KEY={pair.secret_key}\n"
-            "  mesh cluster status\n\n"
+            "  mesh cluster status\n"
+            f"{self._console_line(endpoints[0])}\n"
             f"mesh ready nodes={len(endpoints)} data={self._place}  (Ctrl-C stops it)"
         )
+
+    def _console_line(self, endpoint: str) -> str:
+        """Return where the console is, with a line end; "" if the flags of all nodes turn it off."""
+        off = "--console off" in " ".join(self._flags[self._ids[0]]).replace("=", " ")
+        return "" if off else f"\nSign in to the web console with the same keys: {endpoint}/console\n"
 
     def _command(self, node_id: str, number: int) -> list[str]:
         listen = f"127.0.0.1:{self._port + number if self._port else 0}"

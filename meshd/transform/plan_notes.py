@@ -2,20 +2,23 @@
 
 Law: pure. A note says what happens to which field and what to write instead; a plan with notes is a valid
 plan. Subjects: images that lose values when they are decoded, filters that mix class numbers, random draws
-that move one of several images, annotations that do not follow their image, and numbers of YOLO that are no
-shares.
+that move one of several images, annotations that do not follow their image, numbers of YOLO that are no
+shares, and messages without roles.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshd.transform import registry
 from meshd.transform.builtin.array_files import read_npy_header
+from meshd.transform.builtin.text import parse_json_path
 from meshd.transform.errors import BadSampleError
 from meshwire.formats.image_headers import read_image_header
+from meshwire.strict_json import PlanError, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +65,7 @@ def plan_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> tuple[str, ...]
         *_annotation_notes(spec),
         *_dropping_notes(spec),
         *_share_notes(spec, first),
+        *_chat_notes(spec, first),
     )
 
 
@@ -281,3 +285,28 @@ def _share_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> Iterator[str]
                 f"{op.field!r}: the first sample has {wrong:g}, but the numbers of YOLO are shares of the "
                 "image's width and height, 0 to 1, and boxes are clipped to the image: write shares"
             )
+
+
+def _chat_notes(spec: PlanSpec, first: Callable[[str], bytes]) -> Iterator[str]:
+    """Note conversations without roles: a template that reads them renders empty messages, not an error."""
+    for number, op in enumerate(spec.ops):
+        if op.op != "tokenize_chat":
+            continue
+        before = [each for each in spec.ops[:number] if op.field in each.all_fields]
+        if any(each.op != "json" for each in before):
+            continue
+        try:
+            found = json.loads(first(op.field))
+            for step in (step for each in before for step in parse_json_path(each.args["path"], "path")):
+                found = found[step]
+            message = (found if isinstance(found, list) else found["messages"])[0]
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError, PlanError):
+            continue  # a bad sample, which is told as such
+        if isinstance(message, dict) and "role" not in message:
+            names = ", ".join(map(shown_value, list(message)[:4]))
+            yield (
+                f"{op.field!r}: the messages of the first sample have {names}, but no 'role'. A template "
+                "that reads 'role' and 'content' renders them as empty: rename these, by an op of your own "
+                "before it or in the files"
+            )
+            return

@@ -34,6 +34,7 @@ from meshsdk.datasets.fields import (
 from meshsdk.errors import ConfigurationError, InvalidPlanError, NotFoundError
 from meshsdk.lazy_import import load_module
 from meshwire.dataset.column_filter import parse_filter
+from meshwire.dataset.fields import parse_source
 from meshwire.plan.plan_spec import OpSpec
 from meshwire.strict_json import PlanError, suggestion
 
@@ -240,6 +241,7 @@ def open(
         with _reporting(client, progress):
             pinned = _pinned(client, source, fields, kind, deadline, options)
         _warn_of_left_out(pinned)
+        _warn_of_one_class(client, pinned)
         return _typed(_as_arrays(Dataset(client, pinned), source))
     except InvalidPlanError as error:
         if kind in ("table", "parquet") and fields is None:
@@ -378,6 +380,22 @@ def _warn_of_left_out(pinned: SnapshotInfo) -> None:
     count = f"{pinned.skipped} of {pinned.samples + pinned.skipped}" if pinned.skipped else ""
     summary = ": ".join(filter(None, (count, first)))
     _log.warning("%s: left out %s%s", pinned.source, summary, _LEFT_OUT_ADVICE.get(pinned.kind, ""))
+
+
+def _warn_of_one_class(client: Client, pinned: SnapshotInfo) -> None:
+    """Warn if all samples are in one folder that has several: the classes are probably those."""
+    labels = {name: field.classes for name, field in pinned.fields.items() if field.classes}
+    name, classes = next(iter(labels.items()), ("", ()))
+    if pinned.kind != "objects" or len(classes) != 1:
+        return
+    place = parse_source(pinned.source)
+    below = f"{place.prefix}{classes[0]}/"
+    if len(next(client.pages(place.bucket, below, delimiter="/")).common_prefixes) > 1:
+        _log.warning(
+            "%s: %r is %r for all samples, which are in that folder; if the folders in it are the classes, "
+            "open s3://%s/%s",
+            *(pinned.source, name, classes[0], place.bucket, below),
+        )
 
 
 _BINARY = frozenset(

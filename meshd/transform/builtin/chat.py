@@ -188,7 +188,10 @@ def _conversation(value: bytes) -> dict[str, Any]:
         raise BadSampleError(f"not a JSON document: {error}") from None
     given = {"messages": document} if isinstance(document, list) else document
     if not isinstance(given, dict) or not isinstance(given.get("messages"), list):
-        raise BadSampleError("not a list of messages, and no object with `messages`")
+        found = given.items() if isinstance(given, dict) else ()
+        name = next((name for name, value in found if isinstance(value, list)), None)
+        hint = f"; before it, ops.json(FIELD, {name!r}, type='json') takes this list" if name else ""
+        raise BadSampleError(f"not a list of messages, and no object with `messages`{hint}")
     return {name: given[name] for name in ("messages", "tools", "documents") if name in given}
 
 

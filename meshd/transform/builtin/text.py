@@ -134,6 +134,8 @@ class Json:
         if self.type == "json":
             return self._encoded(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
         if self.type == "text":
+            if isinstance(found, (list, dict)):
+                raise BadSampleError(f"{self._wrong(found, 'a text')}; type='json' takes it, as JSON")
             if not isinstance(found, str):
                 raise self._wrong(found, "a text")
             return self._encoded(found)

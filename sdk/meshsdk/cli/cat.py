@@ -216,9 +216,8 @@ def _show_dataset(
     ]
     for name, kind in kinds.items():
         classes = snapshot.fields[name].classes if name in snapshot.fields else ()
-        lines.append(
-            f"  {name}: {kind}" + (f", {len(classes)} classes: {', '.join(classes[:8])}" if classes else "")
-        )
+        count = f", {len(classes)} class{'es' * (len(classes) > 1)}: " if classes else ""
+        lines.append(f"  {name}: {kind}{count}{', '.join(classes[:8])}")
     session.show(
         "\n".join(lines),
         type="dataset",

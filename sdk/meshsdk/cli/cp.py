@@ -241,6 +241,14 @@ class _CopyReport:
             never = not self._copied and self._alike >= _ALIKE
             self._stopped = never or _concerns_all(error)
 
+    def tell_interrupted(self, count: int) -> None:
+        """Say how many of `count` copies are done, and how to go on."""
+        if count > 1 and not self._session.as_json:
+            click.echo(
+                f"{self._copied} of {count} files copied; `mesh sync` copies what is missing in a folder",
+                err=True,
+            )
+
     def finish(self, count: int) -> int:
         """Print the summary of `count` copies and return the exit code."""
         session, left = self._session, count - self._copied - self._failed
@@ -294,33 +302,37 @@ def run_copies(
     report = _CopyReport(session, only_errors=only_errors)
     sizes = [copy.size for copy in copies]
     total = None if None in sizes or only_errors else sum(size or 0 for size in sizes)
-    with (
-        session.progress(f"{len(copies)} to copy", total) as advance,
-        ThreadPoolExecutor(jobs, thread_name_prefix="mesh-copy") as pool,
-    ):
+    try:
+        with (
+            session.progress(f"{len(copies)} to copy", total) as advance,
+            ThreadPoolExecutor(jobs, thread_name_prefix="mesh-copy") as pool,
+        ):
 
-        def run(some: Sequence[Copy]) -> None:
-            tried = not report.is_stopped and len(some) > 1
-            stored = set(_put_together(client, some, advance) if tried else ())
-            for copy in some:
-                if report.is_stopped:
-                    return
-                try:
-                    if copy not in stored:
-                        copy_one(client, copy, advance)
-                except (MeshError, OSError) as error:
-                    report.add_failed(copy, error)
-                else:
-                    report.add_copied(copy)
+            def run(some: Sequence[Copy]) -> None:
+                tried = not report.is_stopped and len(some) > 1
+                stored = set(_put_together(client, some, advance) if tried else ())
+                for copy in some:
+                    if report.is_stopped:
+                        return
+                    try:
+                        if copy not in stored:
+                            copy_one(client, copy, advance)
+                    except (MeshError, OSError) as error:
+                        report.add_failed(copy, error)
+                    else:
+                        report.add_copied(copy)
 
-        try:
-            for window in loaded_windows(client, copies):
-                list(pool.map(run, _tasks(window)))
-                if report.is_stopped:
-                    break
-        except BaseException:  # interrupted: running copies finish, the others do not start
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            try:
+                for window in loaded_windows(client, copies):
+                    list(pool.map(run, _tasks(window)))
+                    if report.is_stopped:
+                        break
+            except BaseException:  # interrupted: running copies finish, the others do not start
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    except KeyboardInterrupt:
+        report.tell_interrupted(len(copies))
+        raise
     return report.finish(len(copies))
 
 

@@ -69,6 +69,7 @@ def test_three_nodes_serve_and_end_together(tmp_path: Path, how: signal.Signals)
                 assert len(client.list_buckets()["Buckets"]) == number + 1
                 client.put_object(Bucket="bucket-0", Key=f"of-{number}", Body=b"text")
             if how is signal.SIGINT:
+                assert f"the web console with the same keys: {endpoints[0]}/console\n" in said
                 _look_at_the_console(endpoints, keys)
             children = psutil.Process(process.pid).children(recursive=True)
             assert len(endpoints) == 3

@@ -120,6 +120,23 @@ def test_names_that_are_no_samples_have_a_kind(
         mesh.open(f"s3://{bucket}/v1", client=client)
 
 
+def test_one_class_that_holds_the_folders_of_the_classes_is_told(
+    client: mesh.Client, bucket: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The URL of a bucket whose folder `train` has the classes: every label would be 0."""
+    caplog.set_level(logging.WARNING, "meshsdk")
+    for name in ("train/cat/1.jpg", "train/dog/1.jpg", "train/.DS_Store"):
+        client.put(bucket, name, b"x")
+    assert mesh.open(f"s3://{bucket}", client=client).classes == ("train",)
+    assert "'label' is 'train' for all samples, which are in that folder; if" in caplog.text
+    assert f"are the classes, open s3://{bucket}/train/" in caplog.text
+    caplog.clear()
+    assert mesh.open(f"s3://{bucket}/train", client=client).classes == ("cat", "dog")
+    client.put(bucket, "one/cat/1.jpg", b"x")
+    assert mesh.open(f"s3://{bucket}/one", client=client).classes == ("cat",)
+    assert not caplog.text
+
+
 def test_an_array_of_zarrs_second_version_is_told(client: mesh.Client, bucket: str) -> None:
     client.put(bucket, "v1/heat/.zarray", b"{}")
     with pytest.raises(InvalidPlanError, match=r"no v1/heat/zarr\.json; arrays of Zarr version 2"):

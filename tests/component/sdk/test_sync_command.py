@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from meshsdk.cli import run
 from tests.component.sdk.test_sdk_command import lines
+
+cp_command = importlib.import_module("meshsdk.cli.cp")  # whose name is also that of its command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,3 +163,21 @@ def test_a_folder_is_deleted_without_others_whose_names_begin_alike(
     assert run(["rm", "--prefix", f"s3://{bucket}/train"]) == 0
     shown = capfd.readouterr()
     assert (shown.out.count("deleted"), shown.err) == (2, "2 objects deleted\n")
+
+
+def test_an_interrupted_copy_says_how_much_is_done(
+    mesh: Any, bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_one = cp_command.copy_one
+
+    def interrupted(client: Any, copy: Any, advance: Any) -> None:
+        if "b.txt" in str(copy.source):
+            raise KeyboardInterrupt  # as Ctrl-C while the main thread waits for the copies
+        copy_one(client, copy, advance)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cp_command, "copy_one", interrupted)
+        patched.setattr(cp_command, "_put_together", lambda *_: ())
+        told = mesh("cp", "-r", "-j", "1", folder, f"s3://{bucket}/p", code=130)
+    assert "1 of 3 files copied; `mesh sync` copies what is missing in a folder" in told
+    assert mesh("sync", folder, f"s3://{bucket}/p").count("copied") == 2

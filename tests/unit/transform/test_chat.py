@@ -102,3 +102,11 @@ def test_templates_that_go_too_far_make_bad_samples(name: str) -> None:
 def test_what_is_no_conversation_is_bad(document: bytes) -> None:
     with pytest.raises(BadSampleError):
         rendered(document, config_file("chatml"))
+
+
+def test_conversations_under_another_name_are_told_how_to_take_them() -> None:
+    document = b'{"id": 1, "conversations": [{"role": "user", "content": "hi"}]}'
+    with pytest.raises(
+        BadSampleError, match=r"ops\.json\(FIELD, 'conversations', type='json'\) takes this list"
+    ):
+        rendered(document, config_file("chatml"))

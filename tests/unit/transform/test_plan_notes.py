@@ -51,6 +51,10 @@ FILES = {
     "text": b"not an image",
     "shares": b"0 0.5 0.5 0.25 1.0001\n",
     "pixels": b"0 0.5 0.5 0.25 0.5\n1 320 200 40 60\n",
+    "talk": b'[{"role": "user", "content": "hi"}]',
+    "sharegpt": b'{"conversations": [{"from": "human", "value": "hi"}]}',
+    "renamed": b'{"messages": [{"from": "human", "value": "hi"}], "id": 1}',
+    "no_talk": b'{"messages": [], "text": "hi"}',
     "mask_array": array_of((40, 50)),
     "flow_array": array_of((40, 50, 2)),
     "vector_array": array_of((50,)),
@@ -232,3 +236,19 @@ def test_labels_that_do_not_lose_the_rows_of_their_boxes() -> None:
     assert "but not of 'text'" in note
     assert "ops.keep_boxes('voc', 'text', …)" in note
     assert notes(*BOXED, labels, op("keep_boxes", "voc", "text")) == ()
+
+
+def test_conversations_whose_messages_have_no_roles() -> None:
+    """A template of Jinja renders what a message lacks as nothing, so their tokens would be empty turns."""
+
+    def found(field: str, *before: dict[str, Any]) -> tuple[str, ...]:
+        files = {"file": f"sha256:{'0' * 64}", "config": f"sha256:{'1' * 64}"}
+        masks = op("tokenize_chat", field, output="answer_mask", **files)
+        return notes(*before, op("tokenize_chat", field, **files)) or notes(*before, masks)
+
+    (note,) = found("renamed")
+    assert note.startswith("'renamed': the messages of the first sample have 'from', 'value', but no 'role'.")
+    assert found("sharegpt", op("json", "sharegpt", path="conversations", type="json"))
+    for field in ("talk", "sharegpt", "no_talk", "text", "photo"):
+        assert found(field) == ()
+    assert found("renamed", op("utf8", "renamed")) == ()

@@ -117,6 +117,12 @@ def test_json_gives_what_is_at_the_path(path: str, kind: str, value: Any) -> Non
         (DOCUMENT, "n", "text", r"n is a number, not a text: \d"),
         (b'{"text": null}', "text", "text", "text is null, not a text: null"),
         (b'{"text": {"en": "a"}}', "text", "text", r'text is an object, not a text: {"en": "a"}'),
+        (
+            b'{"talk": [1]}',
+            "talk",
+            "text",
+            r"talk is a list, not a text: \[1\]; type='json' takes it, as JSON",
+        ),
         (DOCUMENT, "odd", "text", "surrogate"),
         (DOCUMENT, "x", "integer", "not an integer"),
         (b"true", "", "integer", "is a boolean, not an integer of 64 bits: true"),
