@@ -54,10 +54,10 @@ class AssetService:
         """
         spec = self._user_ops.pin_versions(spec)
         await self._have_modules(spec)
-        ops = [await self._pinned(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
+        ops = [await self._pin_assets(caller, op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
         return replace(spec, ops=tuple(ops))
 
-    async def _pinned(self, caller: Caller, op: OpSpec, path: str) -> OpSpec:
+    async def _pin_assets(self, caller: Caller, op: OpSpec, path: str) -> OpSpec:
         names = registry.find(op.op, op.version, path).assets
         given = {name: op.args[name] for name in names if op.args.get(name) is not None}
         if not given:
@@ -67,7 +67,7 @@ class AssetService:
 
     async def _pin(self, caller: Caller, value: Any, path: str) -> Any:
         if isinstance(value, str) and value.startswith("s3://"):
-            data = await self._objects.read_range(*await self._located(caller, value, path))
+            data = await self._objects.read_range(*await self._locate_asset(caller, value, path))
             return f"{PREFIX}{await self.store_asset(data)}"
         if isinstance(value, str) and value.startswith(PREFIX):
             digest = value.removeprefix(PREFIX)
@@ -76,7 +76,7 @@ class AssetService:
                 raise MissingAssetError(path, missing_asset_message(digest))
         return value  # a value that is not a reference at all is refused when the arguments are parsed
 
-    async def _located(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:
+    async def _locate_asset(self, caller: Caller, url: str, path: str) -> tuple[str, str, str, int, int]:
         bucket, _, key = url.removeprefix("s3://").partition("/")
         if not bucket or not key:
             raise PlanError(path, f"expected s3://BUCKET/KEY, got {shown_value(url)}")

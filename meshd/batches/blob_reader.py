@@ -232,7 +232,7 @@ async def _direct_group(
     """Return whole objects as ranges of their files, read into memory, with their stored checksums."""
     wanted = [(record, 0, part.length) for part in parts if (record := blobs[part.number].record) is not None]
     found = files.enter_context(store.open_spans_many(wanted))
-    lost = _shortened(found)
+    lost = _unreadable_entries(found)
     cold = [place for place, spans in enumerate(found) if place not in lost and not _resident(spans or ())]
     if cold:
         lost |= await _fetch(found, cold)
@@ -253,7 +253,7 @@ async def _direct_group(
     return group
 
 
-def _shortened(found: Sequence[Sequence[Span] | None]) -> set[int]:
+def _unreadable_entries(found: Sequence[Sequence[Span] | None]) -> set[int]:
     """Return the places of entries that cannot be read or extend past the end of their file."""
     sizes: dict[int, int] = {}
     lost: set[int] = set()
@@ -410,7 +410,7 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
         sums[number] = total
         return
     group.sums[number] = total
-    if _damaged(blob, total):
+    if _is_damaged(blob, total):
         metrics.store_corrupt_reads.inc()
         report_damaged_object(blob.record)
         _log.error("the stored bytes of %s are damaged and are not served; run meshd fsck", blob.name)
@@ -418,7 +418,7 @@ def _finish(blob: Blob, part: _Part, group: Group, sums: dict[int, int], *, lost
         group.failed.append(number)
 
 
-def _damaged(blob: Blob, total: int) -> bool:
+def _is_damaged(blob: Blob, total: int) -> bool:
     """Return whether a blob of whole extents differs from its stored checksums."""
     record = blob.record
     if record is None:

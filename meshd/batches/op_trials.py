@@ -96,9 +96,9 @@ class OpTrials:
         UnknownOp, UnknownOpBuild, AccessDenied, NoSuchBucket, NoSuchKey.
         """
         try:
-            request = _parsed(body)
+            request = _parse_request(body)
             spec = complete_spec(await self._assets.pin_assets(caller, request.spec), _no_sample)
-            output, spec = await asyncio.to_thread(self._compiled, spec)
+            output, spec = await asyncio.to_thread(self._compile_chain, spec)
         except PlanError as error:
             raise invalid_plan(error) from error
         records = [await self._record(caller, sample) for sample in request.samples]
@@ -109,7 +109,7 @@ class OpTrials:
             "results": results,
         }
 
-    def _compiled(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
+    def _compile_chain(self, spec: PlanSpec) -> tuple[FieldType, PlanSpec]:
         """Return the output type of the chain, and the chain plus an op that writes its value as bytes."""
         program = compile_program(spec, [FIELD], load=self._assets.load_asset_content)
         program.require_unmixed("look at it in a plan: `ds.map(…)[0]`")
@@ -199,7 +199,7 @@ class OpTrials:
             frame.close()
 
 
-def _parsed(body: bytes) -> _TrialRequest:
+def _parse_request(body: bytes) -> _TrialRequest:
     document = checked_object(read_json(body), "", ("ops", "samples", "seed", "results"))
     given = required_field(document, "ops", "")
     if not isinstance(given, list) or not all(isinstance(op, dict) for op in given):
@@ -209,11 +209,11 @@ def _parsed(body: bytes) -> _TrialRequest:
     samples = required_field(document, "samples", "")
     if not isinstance(samples, list) or not 1 <= len(samples) <= MAX_SAMPLES:
         raise PlanError("samples", f"expected a list of 1…{MAX_SAMPLES} addresses such as s3://BUCKET/KEY")
-    named = tuple(_located(item, f"samples[{number}]") for number, item in enumerate(samples))
+    named = tuple(_parse_sample(item, f"samples[{number}]") for number, item in enumerate(samples))
     return _TrialRequest(parse_spec({"ops": ops, "seed": seed}), named, document.get("results") is True)
 
 
-def _located(value: Any, path: str) -> _Sample:
+def _parse_sample(value: Any, path: str) -> _Sample:
     """Read `"s3://BUCKET/KEY"`, or `{"url": …, "offset": …, "length": …}` for a part of the object."""
     given = checked_object(value, path, ("url", "offset", "length")) if isinstance(value, dict) else {}
     url = checked_text(given.get("url", "") if given else value, path, at_most=1200)

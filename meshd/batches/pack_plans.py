@@ -103,12 +103,14 @@ class PackPlanner:
         if self._catalog.is_gone(pack_table_key(digest)):
             self._long.discard_result(digest)
         try:
-            return await self._long.run_or_wait(digest, partial(self._made, within, snapshot, spec, digest))
+            return await self._long.run_or_wait(
+                digest, partial(self._make_plan, within, snapshot, spec, digest)
+            )
         except StillRunningError as error:
             message = f"the {snapshot.samples} samples are being measured for packing, {error}"
             raise in_progress(message, error.progress) from None
 
-    async def _made(
+    async def _make_plan(
         self, within: Plan, snapshot: Snapshot, spec: PlanSpec, digest: str, progress: CallProgress
     ) -> Plan:
         pack = spec.pack
@@ -152,7 +154,7 @@ class PackPlanner:
             count = min(PART, samples - start)
             document = self._catalog.read_document(key)
             if document is None:
-                part = await self._measured(sequences, range(start, start + count), progress)
+                part = await self._measure_lengths(sequences, range(start, start + count), progress)
                 await self._catalog.write_document(key, _to_bytes(part), once=True)
             else:
                 part = _from_bytes(document, count)
@@ -160,7 +162,9 @@ class PackPlanner:
             progress.done = (start + count) / samples
         return np.concatenate(found)
 
-    async def _measured(self, sequences: SequenceSet, samples: range, progress: CallProgress) -> Integers:
+    async def _measure_lengths(
+        self, sequences: SequenceSet, samples: range, progress: CallProgress
+    ) -> Integers:
         """Return the lengths of a part, and store its sequences chunk by chunk."""
         first, last = sequences.chunks_of(np.array([samples.start, samples.stop - 1])).tolist()
         found = []

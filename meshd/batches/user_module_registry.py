@@ -88,10 +88,10 @@ class UserModules:
         """
         if not any(is_user_op(op.op) for op in spec.ops):
             return spec
-        ops = [self._pinned(op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
+        ops = [self._pin_version(op, f"ops[{index}]") for index, op in enumerate(spec.ops)]
         return replace(spec, ops=tuple(ops))
 
-    def _pinned(self, op: OpSpec, path: str) -> OpSpec:
+    def _pin_version(self, op: OpSpec, path: str) -> OpSpec:
         if not is_user_op(op.op):
             return op
         version = op.version or self.latest_version(op.op, path)
@@ -154,7 +154,7 @@ class UserModules:
         except PlanError as error:
             raise BatchError("BadRequest", str(error)) from error
         text = _decoded_source(source)
-        ops, held = await self._declared(name, source, wheels, objects)
+        ops, held = await self._read_declarations(name, source, wheels, objects)
         self._check_limits(ops)
         data = encode_module(text, ops, wheels, objects)
         digest = hashlib.sha256(data).hexdigest()
@@ -185,7 +185,7 @@ class UserModules:
             "ops": [_describe_op(name, declared) for _, declared in sorted(ops.items())],
         }
 
-    async def _declared(
+    async def _read_declarations(
         self, name: str, source: bytes, wheels: Mapping[str, bytes], objects: Sequence[SharedObject]
     ) -> tuple[dict[str, OpDeclaration], tuple[str, ...]]:
         assert self._confinement is not None

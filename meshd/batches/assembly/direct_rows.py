@@ -84,14 +84,14 @@ class DirectRows:
         self.wanted: list[tuple[Record, int, int]] = []
         self.dtypes = dict(zip(pack.fields, dtypes, strict=True))
         self.reads = {
-            name: self._located(plan, name, dtype, samples, snapshot, pinned)
+            name: self._locate(plan, name, dtype, samples, snapshot, pinned)
             for name, dtype in self.dtypes.items()
         }
 
     def __repr__(self) -> str:
         return f"<DirectRows, {self._lengths.size} pieces of {len(self.wanted)} objects>"
 
-    def _located(
+    def _locate(
         self,
         plan: Plan,
         name: str,
@@ -176,12 +176,12 @@ class OpenRows:
         only = [each[0] if len(each) == 1 else None for each in self._opened]
         heads = [(-1, 0, 0) if span is None else (span.fd, span.offset, span.length) for span in only]
         self._heads = np.array(heads, np.int64).reshape(-1, 3).T
-        self._places = {name: self._located(reads) for name, reads in rows.reads.items()}
+        self._places = {name: self._places_of(reads) for name, reads in rows.reads.items()}
 
     def __repr__(self) -> str:
         return f"<OpenRows of {self._rows!r}>"
 
-    def _located(self, reads: Reads) -> _Places:
+    def _places_of(self, reads: Reads) -> _Places:
         numbers, offsets, sizes, targets = reads
         fds, bases, wholes = self._heads[:, numbers]
         apart = (offsets + sizes > wholes) | (sizes == wholes)

@@ -173,10 +173,10 @@ class FrameBuilder:
             failures = [failure for failure in failures if failure.kind not in UNREADABLE_KINDS]
             failures += await self._render_once(unread)
         # Not even where its bytes are now: they may be damaged.
-        for name in {self._failed(failure).object_name for failure in failures if failure.kind == "read"}:
+        for name in {self._failed_row(failure).object_name for failure in failures if failure.kind == "read"}:
             report_damaged_object(self._context.store.get(*name))
         for failure in failures:
-            row = self._failed(failure)
+            row = self._failed_row(failure)
             if failure.kind == "read":
                 raise busy(f"{row.name} cannot be read now: {failure.message}")
             if failure.kind == "damaged" and self._has_peer_copy(row):
@@ -228,7 +228,7 @@ class FrameBuilder:
                 for start in range(0, len(rows), _AT_A_TIME):
                     some = rows[start : start + _AT_A_TIME]
                     wanted = [samples[row] for row in some]
-                    paired = self._paired(some)
+                    paired = self._pair_samples(some)
                     await pinned.prepare([*wanted, *paired.values()])
                     sources = pinned.sample_sources(wanted)
                     others = dict(zip(paired, pinned.sample_sources(list(paired.values())), strict=True))
@@ -272,7 +272,7 @@ class FrameBuilder:
         (buffer.add_copied if copied else buffer.add_rendered)(rendered)
         return rendered.failures
 
-    def _paired(self, rows: Sequence[int]) -> dict[int, int]:
+    def _pair_samples(self, rows: Sequence[int]) -> dict[int, int]:
         """Return the sample mixed into each of these rows, for the rows that have one."""
         partners = self._buffer.rows.partners
         if partners is None:
@@ -287,7 +287,7 @@ class FrameBuilder:
         """
         if self._buffer.rows.places is not None:
             why = " (a partial frame has no substitutes: request the whole frame)"
-            raise self._failed(failures[0]).bad_sample_error(why)
+            raise self._failed_row(failures[0]).bad_sample_error(why)
         await self._record(failures)
         self._check_bound(failures)
         bad = [failure.row for failure in failures]
@@ -303,7 +303,7 @@ class FrameBuilder:
         return None
 
     async def _record(self, failures: Sequence[Failure]) -> None:
-        found = [self._failed(failure).entry() for failure in failures]
+        found = [self._failed_row(failure).entry() for failure in failures]
         await self._context.ledger.record_bad_samples(self._plan.hash, found)
 
     def _check_bound(self, failures: list[Failure]) -> None:
@@ -311,17 +311,17 @@ class FrameBuilder:
         spec, status = self._plan.spec, self._buffer.rows.status
         every = 1 < len(self._buffer.rows) == len(failures)
         if spec.on_bad == "raise":
-            raise self._failed(failures[0]).bad_sample_error(_EVERY_ROW if every else "", every=every)
+            raise self._failed_row(failures[0]).bad_sample_error(_EVERY_ROW if every else "", every=every)
         counted = [failure for failure in failures if status[failure.row] != Status.PAD]
         if not counted:
             return
         bound = max_bad_rows(spec, self._whole)
         if len(counted) > bound:
             why = f" ({len(counted)} bad rows of {self._whole}, {bound} allowed)"
-            raise self._failed(counted[0]).bad_sample_error(why, every=every)
+            raise self._failed_row(counted[0]).bad_sample_error(why, every=every)
         self._bad_rows = len(counted)
         why = f" (with other ranks' slices, more than {bound} bad rows of {self._whole}; {bound} allowed)"
-        self._complaint = self._failed(counted[0]).bad_sample_error(why)
+        self._complaint = self._failed_row(counted[0]).bad_sample_error(why)
 
     async def _substitute(self, failures: list[Failure]) -> None:
         rows = self._buffer.rows
@@ -342,7 +342,7 @@ class FrameBuilder:
                 return
             await self._record(again)
         failure = next(iter(left.values()))
-        raise self._failed(failure).bad_sample_error(
+        raise self._failed_row(failure).bad_sample_error(
             f" (and {PROBES} substitutes drawn for it are bad, too)", every=True
         )
 
@@ -359,7 +359,7 @@ class FrameBuilder:
         found = self._buffer.rows.status
         found[rows] = np.where(found[rows] == Status.PAD, Status.PAD, status)
 
-    def _failed(self, failure: Failure) -> FailedRow:
+    def _failed_row(self, failure: Failure) -> FailedRow:
         """Return the row that failed, with the sample that it has now: substitution gives it another one."""
         rows = self._buffer.rows
         mixed = rows.partners if failure.partner else None

@@ -249,7 +249,7 @@ class _Build:
         clock = asyncio.get_running_loop().time
         stored = np.isin(self._chunks, list(self.found))
         self._context.pin(self._snapshot).check_unchanged(self._samples[stored])
-        rendered, took = await self._rendered(self._samples[~stored])
+        rendered, took = await self._render_samples(self._samples[~stored])
         sources: dict[int, PieceSource] = dict.fromkeys(self._samples.tolist(), rendered) if rendered else {}
         for sample, chunk in zip(self._samples[stored].tolist(), self._chunks[stored].tolist(), strict=True):
             sources[sample] = self.found[chunk]
@@ -260,7 +260,9 @@ class _Build:
         made.took = FrameTiming(took.fetch + clock() - began, took.prepare)
         return made
 
-    async def _rendered(self, samples: npt.NDArray[np.int64]) -> tuple[RenderedSamples | None, FrameTiming]:
+    async def _render_samples(
+        self, samples: npt.NDArray[np.int64]
+    ) -> tuple[RenderedSamples | None, FrameTiming]:
         if not samples.size:
             return None, FrameTiming()
         frame = await self._render(RowsAddress(self._within.hash, 0, tuple(samples.tolist())))

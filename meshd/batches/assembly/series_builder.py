@@ -105,7 +105,7 @@ class SeriesBuilder:
             names = list(self._plan.outputs)
             lengths = {names[number]: each for number, each in places.lengths(samples).items()}
             made = _SeriesFrames(self._plan, self._snapshot, self._steps, self._rows, lengths, context.memory)
-            rendered = await self._written(made, copies.work, firsts)
+            rendered = await self._write_frames(made, copies.work, firsts)
             if rendered is None:
                 return None
             record_rendering(self._plan.hash, samples.size, rendered.cpu, rendered.reading)
@@ -115,7 +115,7 @@ class SeriesBuilder:
             frame.took = FrameTiming(fetch / len(made), max(0.0, prepare / len(made)))
         return made.frames
 
-    async def _written(
+    async def _write_frames(
         self, made: _SeriesFrames, work: Sequence[RowWork], firsts: Sequence[int]
     ) -> RenderResult | None:
         """Write the frames; `firsts`: the first frame of each block of rows, and their number. Return how
@@ -124,7 +124,7 @@ class SeriesBuilder:
             placed_block(each, made.places(*bounds))
             for each, bounds in zip(work, itertools.pairwise(firsts), strict=True)
         ]
-        rendering = asyncio.create_task(self._rendered(made, blocks))
+        rendering = asyncio.create_task(self._render_fields(made, blocks))
         try:
             for number in range(len(made)):
                 if not number % _FRAMES_A_TURN:  # first of all, the blocks are sent
@@ -151,7 +151,7 @@ class SeriesBuilder:
             rendered.close()
         return rendered if all(written) else None
 
-    async def _rendered(self, made: _SeriesFrames, work: Sequence[RowWork]) -> RenderResult:
+    async def _render_fields(self, made: _SeriesFrames, work: Sequence[RowWork]) -> RenderResult:
         """Have transform processes write the fields into the frames."""
         return await self._context.renderer.render(
             self._plan.hash,

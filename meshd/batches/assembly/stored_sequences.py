@@ -103,14 +103,14 @@ class StoredSequences:
         key = within.hash, fields
         found = self._sets.get(key)
         if found is None:
-            found = await asyncio.to_thread(self._described, within, snapshot, fields)
+            found = await asyncio.to_thread(self._describe_set, within, snapshot, fields)
             self._sets[key] = found
             if len(self._sets) > _LAYOUTS:
                 self._sets.popitem(last=False)
         self._sets.move_to_end(key)
         return found
 
-    def _described(self, within: Plan, snapshot: Snapshot, fields: tuple[str, ...]) -> SequenceSet:
+    def _describe_set(self, within: Plan, snapshot: Snapshot, fields: tuple[str, ...]) -> SequenceSet:
         columns = bytes_columns(snapshot)
         sizes = np.stack([columns[name].length for name in fields]).sum(axis=0, dtype=np.int64)
         named = hashlib.sha256(",".join(fields).encode()).hexdigest()[:8]
@@ -125,12 +125,12 @@ class StoredSequences:
         """Return those of these chunks that are stored intact."""
         found = {}
         for chunk in chunks:
-            opened = await self._opened(sequences, chunk)
+            opened = await self._open_chunk(sequences, chunk)
             if opened is not None:
                 found[chunk] = opened
         return found
 
-    async def _opened(self, sequences: SequenceSet, chunk: int) -> OpenChunk | None:
+    async def _open_chunk(self, sequences: SequenceSet, chunk: int) -> OpenChunk | None:
         key = sequences.key(chunk)
         record = self._store.get(RESERVED_BUCKET, key)
         if record is None or record.broken:
@@ -177,7 +177,7 @@ class StoredSequences:
         key = sequences.key(chunk)
         if not sequences.is_stored(chunk) or self._store.get(RESERVED_BUCKET, key) is not None:
             return
-        data, etag = await asyncio.to_thread(_encoded, lengths, columns)
+        data, etag = await asyncio.to_thread(_encode_chunk, lengths, columns)
         writer = self._store.writer(RESERVED_BUCKET, key, size=len(data))
         try:
             await writer.write(data)
@@ -216,6 +216,6 @@ def no_stored_sequences(store: ObjectStore) -> StoredSequences:
     return StoredSequences(store, lambda key: None, 0)
 
 
-def _encoded(lengths: Integers, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, str]:
+def _encode_chunk(lengths: Integers, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[bytes, str]:
     data = encode_chunk(lengths, columns)
     return data, hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -130,7 +130,7 @@ class ReadScheduler:
         self._tasks = BackgroundTasks("read-ahead")
 
     def __repr__(self) -> str:
-        return f"<ReadScheduler {len(self._cursors)} cursors, {self._held()} of {self._budget} bytes>"
+        return f"<ReadScheduler {len(self._cursors)} cursors, {self._held_bytes()} of {self._budget} bytes>"
 
     def frame_requested(self, frame: PlannedFrame) -> None:
         """Note that a frame is requested: this is the reader's place. Returns at once.
@@ -222,7 +222,7 @@ class ReadScheduler:
             await asyncio.to_thread(reader.close)
         self._readers.clear()
 
-    def _held(self) -> int:
+    def _held_bytes(self) -> int:
         return sum(cursor.bytes for cursor in self._cursors)
 
     def _find(self, plan: str, epoch: int, first: int) -> _Cursor | None:
@@ -312,7 +312,7 @@ class ReadScheduler:
         cursor.size = next_size(cursor.order, cursor.size, self._budget, cursor.usual)
         if not cursor.dropped:
             cursor.windows.append(window)
-            metrics.read_ahead_window_bytes.set(self._held())
+            metrics.read_ahead_window_bytes.set(self._held_bytes())
             self._tasks.spawn(self._read_in_order(cursor, window, cut.samples), "window")
 
     async def _add_window_before(self, cursor: _Cursor, first: int) -> None:
