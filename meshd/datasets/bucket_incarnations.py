@@ -64,7 +64,7 @@ class SnapshotIncarnations:
         key, document = _document(digest, births)
         try:
             await self._catalog.put_shared(key, document)
-        except BatchError:  # too few nodes accept it; on the others, `_adopted` checks the objects instead
+        except BatchError:  # too few nodes accept it; on the others, `_adopt` checks the objects instead
             await self._catalog.write_document(key, document, once=True)
         self._remember(digest, births)
 
@@ -85,7 +85,7 @@ class SnapshotIncarnations:
             return True
         if any(not born for _, born in births):
             return False
-        return await self.is_recorded(digest, buckets) or await self._adopted(digest, births)
+        return await self.is_recorded(digest, buckets) or await self._adopt(digest, births)
 
     async def require_valid(self, caller: Caller, digest: str, buckets: Sequence[str], key: str) -> None:
         """Raises BatchError NoSuchSnapshot or NoSuchPlan (depending on `key`) unless the snapshot is valid.
@@ -95,7 +95,7 @@ class SnapshotIncarnations:
         if not caller.identity.root and not await self.is_valid(digest, buckets):
             raise unknown_document(key)
 
-    async def _adopted(self, digest: str, births: BucketIncarnations) -> bool:
+    async def _adopt(self, digest: str, births: BucketIncarnations) -> bool:
         """Return whether every object is in the present bucket; record the incarnations if so."""
         key = _document(digest, births)[0]
         try:

@@ -146,15 +146,15 @@ class DerivedSnapshots:
             raise in_progress(f"the snapshot is not ready yet: {error}", error.progress) from None
 
     async def _filter(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> SnapshotBuild:
-        values = await self._evaluated(base, chosen, progress)
+        values = await self._evaluate_samples(base, chosen, progress)
         kept = np.flatnonzero(np.fromiter((bool(value) for value in values), np.bool_, base.samples))
         if not kept.size:
-            told = await self._told(base, chosen, progress)
+            told = await self._describe_first(base, chosen, progress)
             raise EmptySnapshotError("filter", f"none of the {base.samples} samples is left{told}")
         snapshot = await asyncio.to_thread(keep_samples, base, kept)
         return SnapshotBuild(snapshot, base.samples - snapshot.samples, ())
 
-    async def _told(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> str:
+    async def _describe_first(self, base: Snapshot, chosen: Expression, progress: CallProgress) -> str:
         """Describe the values of an expression's names for the first sample, for an error message.
 
         The values are shown as an expression writes them: a label as the name of its class, the content of
@@ -163,7 +163,7 @@ class DerivedSnapshots:
         first = await asyncio.to_thread(keep_samples, base, np.zeros(1, np.int64))
         told = []
         for name in sorted(chosen.names):
-            value = (await self._evaluated(first, parse_expression(f"`{name}`"), progress))[0]
+            value = (await self._evaluate_samples(first, parse_expression(f"`{name}`"), progress))[0]
             if value is not None:
                 told.append(
                     f"{name} == {shown_value(value) if isinstance(value, str) else format_value(value)}"
@@ -200,11 +200,11 @@ class DerivedSnapshots:
     ) -> SnapshotBuild:
         keys = []
         for side, expression in zip(sides, on, strict=True):
-            values = await self._evaluated(side, expression, progress)
+            values = await self._evaluate_samples(side, expression, progress)
             keys.append([None if value is None else format_value(value) for value in values])
         return await asyncio.to_thread(join_snapshots, *sides, *keys)
 
-    async def _evaluated(
+    async def _evaluate_samples(
         self, snapshot: Snapshot, expression: Expression, progress: CallProgress
     ) -> list[Value]:
         """Return the value of an expression for every sample, in order."""

@@ -59,10 +59,10 @@ class IndexDocuments(Generic[T]):
 
     async def make_again(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
         """Make the index again, once for all who ask. Raises as `read`."""
-        index, _ = await self._reading.run(name, lambda: self._made(name, url, make))
+        index, _ = await self._reading.run(name, lambda: self._make_index(name, url, make))
         return index
 
-    async def _made(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
+    async def _make_index(self, name: str, url: str, make: Callable[[], Awaitable[bytes]]) -> T:
         return await self.add(name, url, await make())
 
     async def add(self, name: str, url: str, document: bytes) -> T:

@@ -80,7 +80,7 @@ class ListingUpdates:
             if alone is None or result is None:
                 return began, None
             name, changes = alone[1], self._store.changes_since(alone[0], source.bucket)
-            update = await self._updated(changes, name, result, source, kind, fields)
+            update = await self._update_after(changes, name, result, source, kind, fields)
             return began, update
         seen = self._results.last_mesh_listing(request)
         told = await self._objects.changes_since(source.bucket, source.prefix, seen and seen[0])
@@ -90,10 +90,10 @@ class ListingUpdates:
         result = None if seen is None else self._results.find(seen[1])
         if seen is None or result is None:
             return revision, None
-        update = await self._updated(changes, seen[1], result, source, kind, fields)
+        update = await self._update_after(changes, seen[1], result, source, kind, fields)
         return revision, None if update is None else replace(update, revision=revision)
 
-    async def _updated(
+    async def _update_after(
         self,
         changes: StoreChanges | None,
         name: str,
@@ -171,7 +171,7 @@ class _ChangedSamples:
                     folders[folder] = self._has_objects(folder)
                 if folders[folder]:
                     return None
-            listed = self._listed(stem)
+            listed = self._objects_of_sample(stem)
             if listed is None or len(found) == self._most:
                 return None
             found[stem] = listed
@@ -197,7 +197,7 @@ class _ChangedSamples:
                     yield key
                 after, more = page.next_after, more and page.truncated
 
-    def _listed(self, stem: str) -> list[Listed] | None:
+    def _objects_of_sample(self, stem: str) -> list[Listed] | None:
         """Return the objects of a sample; None if objects of other samples are among them."""
         page = self._names.list(self._source.bucket, prefix=f"{stem}.", limit=_PAGE)
         if page.truncated or any(sample_key(key)[0] != stem for key, _ in page.entries):

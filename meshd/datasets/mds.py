@@ -84,7 +84,7 @@ class MdsSources:
                 _check_column(name, spec.column, shards[0])
         found = []
         for shard in shards:
-            held, beside = _stored(records, source, shard), _entry_hash(shard)
+            held, beside = _stored_shard(records, source, shard), _entry_hash(shard)
             found.append((held.key, held.record, beside))
             self._told[source.bucket, held.key, beside] = shard
         while len(self._told) > _REMEMBERED:
@@ -94,13 +94,13 @@ class MdsSources:
     async def make_page(self, bucket: str, key: str, record: Record, parts: PageParts) -> bytes:
         """Return the page of a shard. Raises BatchError BadSample, TooLarge, SnapshotChanged if no index says
         of it what it said."""
-        shard = self._told.get((bucket, key, parts.beside)) or await self._described(bucket, key, parts)
+        shard = self._told.get((bucket, key, parts.beside)) or await self._find_entry(bucket, key, parts)
         held = _Held(bucket, key, record, shard)
         self._capacity.require_room(shard.samples, len(parts.parts), held.url)
         index = await self._index(held, [name for name, *_ in parts.parts])
         return await asyncio.to_thread(write_record_page, replace(index, size=shard.bytes), parts)
 
-    async def _described(self, bucket: str, key: str, parts: PageParts) -> MdsShard:
+    async def _find_entry(self, bucket: str, key: str, parts: PageParts) -> MdsShard:
         """Find the index entry of a shard in the folders above it."""
         folders = [key[: at + 1] for at, letter in enumerate(key) if letter == "/"]
         names = [(bucket, folder + MDS_INDEX) for folder in ["", *folders]]
@@ -141,7 +141,7 @@ class MdsSources:
         try:
             bounds = sample_bounds(shard, await self._read(held, 0, min(shard.head_bytes, shard.bytes)))
         except MdsError as error:
-            raise _refused(held.url, str(error)) from error
+            raise _bad_index(held.url, str(error)) from error
         return await asyncio.to_thread(index_samples, shard, bounds, await self._heads(held, bounds), wanted)
 
     async def _heads(self, held: _Held, bounds: Integers) -> npt.NDArray[np.uint8]:
@@ -170,7 +170,7 @@ class MdsSources:
             part = ObjectRange(bucket, key, record.etag, held.shard.bytes, offset, length)
             return (await self._objects.read_parts([part]))[0]
         if plain.size != held.shard.bytes:
-            raise _refused(
+            raise _bad_index(
                 held.url, f"decompressed, it has {plain.size} bytes; the index says {held.shard.bytes}"
             )
         return await asyncio.to_thread(self._store.read_range, plain, offset, length)
@@ -212,7 +212,7 @@ def _check_column(name: str, column: str, shard: MdsShard) -> None:
         )
 
 
-def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _Held:
+def _stored_shard(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _Held:
     """Return the shard's object, or else that of its compressed form. Raises BatchError."""
     names = [(shard.basename, shard.bytes), (shard.packed, shard.packed_bytes)]
     for name, size in names:
@@ -221,20 +221,20 @@ def _stored(records: Mapping[str, Record], source: Source, shard: MdsShard) -> _
             continue
         held = _Held(source.bucket, source.prefix + name, record, shard)
         if record.size != size:
-            raise _refused(held.url, f"it has {record.size} bytes; the index says {size}")
+            raise _bad_index(held.url, f"it has {record.size} bytes; the index says {size}")
         if name == shard.packed and (compression_kind(name) is None or size == shard.bytes):
             reason = "its compression is not supported: use zstd, gz, or none"
-            raise _refused(
+            raise _bad_index(
                 held.url,
                 reason
                 if compression_kind(name) is None
                 else "its compressed and its plain form have the same size",
             )
         return held
-    raise _refused(f"{source}{shard.basename}", "the object does not exist, but the index lists it")
+    raise _bad_index(f"{source}{shard.basename}", "the object does not exist, but the index lists it")
 
 
-def _refused(url: str, reason: str) -> BatchError:
+def _bad_index(url: str, reason: str) -> BatchError:
     return BatchError(
         "BadSample",
         f"{url} does not match the index of its MDS dataset: {reason}",

@@ -48,7 +48,7 @@ class ParquetFiles:
         objects: RemoteObjects,
     ) -> None:
         self._store, self._archives, self._objects = store, archives, objects
-        self._indexes = IndexDocuments(catalog, "Parquet", _kept)
+        self._indexes = IndexDocuments(catalog, "Parquet", _parse_rows)
 
     def __repr__(self) -> str:
         return f"<ParquetFiles {self._indexes}>"
@@ -101,7 +101,7 @@ def is_parquet(key: str) -> bool:
     return copy_kind(key) == "parquet"
 
 
-def _kept(document: bytes) -> ParquetRows:
+def _parse_rows(document: bytes) -> ParquetRows:
     """Parses the stored row lengths of a file. Raises ColumnError."""
     size, encoded = split_copy_document(document)
     lengths = RowLengths.from_bytes(encoded)

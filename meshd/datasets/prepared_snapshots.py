@@ -38,7 +38,7 @@ async def read_prepared(
     capacity.require_room(record.size // _BYTES_A_SAMPLE, 1, source)
     document = await objects.read_range(source.bucket, key, record.etag, 0, record.size)
     try:
-        snapshot = await asyncio.to_thread(_decoded, document)
+        snapshot = await asyncio.to_thread(_decode_document, document)
     except ColumnError as error:
         url = f"s3://{source.bucket}/{key}"
         raise BatchError(
@@ -47,7 +47,7 @@ async def read_prepared(
     return SnapshotBuild(snapshot, 0, ())
 
 
-def _decoded(document: bytes) -> Snapshot:
+def _decode_document(document: bytes) -> Snapshot:
     """Return the snapshot of a document, named by the hash of the bytes that nodes store: those of the
     document differ if another program encoded it. Raises ColumnError."""
     found = Snapshot.from_bytes(document)

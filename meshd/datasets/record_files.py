@@ -112,7 +112,7 @@ class LineIndexer:
         name = line_index_name(key, record.etag, record.size)
 
         async def make() -> bytes:
-            earlier = None if again else await self._converted(name)
+            earlier = None if again else await self._convert_earlier(name)
             if earlier is not None:
                 return earlier
             here = await self._objects.hold_whole(bucket, key, record)
@@ -123,7 +123,7 @@ class LineIndexer:
 
         return await self._pages.read(name, f"s3://{bucket}/{key}", record, make, fetch, again=again)
 
-    async def _converted(self, name: str) -> bytes | None:
+    async def _convert_earlier(self, name: str) -> bytes | None:
         """Return the index that an earlier release made, in the present version."""
         try:
             document = self._catalog.read_intact(name)

@@ -156,9 +156,9 @@ class DatasetService:
             document = read_json(body)
             if isinstance(document, dict) and "from" in document:
                 built = await self._structures.derive_snapshot(caller, parse_derivation(document))
-                return await self._registered(caller, built, births)
+                return await self._register(caller, built, births)
             if isinstance(document, dict) and document.get("kind") == PREPARED:
-                return await self._registered(caller, await self._prepared(caller, document), births)
+                return await self._register(caller, await self._read_prepared(caller, document), births)
             return await self._open_source(caller, document, births)
         except EmptySnapshotError as error:
             raise BatchError(
@@ -187,7 +187,7 @@ class DatasetService:
             if update is not None:
                 found, began = update.result, update.revision
                 if update.built is not None:
-                    found, how = await self._registered(caller, update.built, births), "updated"
+                    found, how = await self._register(caller, update.built, births), "updated"
                     await self._results.add(request, update.name, found)
                 await self._results.record_listing(request, began, update.name)
         metrics.sources_opened.labels(how if found else "listed").inc()
@@ -205,7 +205,7 @@ class DatasetService:
             if found is None:
                 built = with_empty_files(await self._build(listing, source, kind, fields, options), empty)
                 built = built if paged else await self._without_pages(built)
-                answer = await self._registered(caller, built, births)
+                answer = await self._register(caller, built, births)
                 await self._results.add(request, name, answer)
                 await self._results.record_listing(request, began, name)
                 self._listed = built.snapshot.hash, began
@@ -217,7 +217,7 @@ class DatasetService:
         self._listed = found["snapshot"], began
         return found
 
-    async def _prepared(self, caller: Caller, document: Mapping[str, Any]) -> SnapshotBuild:
+    async def _read_prepared(self, caller: Caller, document: Mapping[str, Any]) -> SnapshotBuild:
         """Read the snapshot that the SDK prepared from the source. Raises PlanError, BatchError."""
         checked_object(document, "", ("source", "kind"))
         source = parse_source(required_field(document, "source", ""))
@@ -226,7 +226,7 @@ class DatasetService:
             (await self._listings.records(source))[0], source, self._objects, self._capacity
         )
 
-    async def _registered(
+    async def _register(
         self, caller: Caller, built: SnapshotBuild, births: Callable[[Iterable[str]], BucketIncarnations]
     ) -> dict[str, Any]:
         """Store a snapshot, and return the answer to the request for it. Raises BatchError AccessDenied."""
@@ -278,7 +278,7 @@ class DatasetService:
         """
         listing, _ = await self._listings.records(source)
         newest = max((record.modified for _, record in listing), default=0)
-        built, made_of = await self._built(listing, source, kind, fields), _paged_kind(kind)
+        built, made_of = await self._build_from_objects(listing, source, kind, fields), _paged_kind(kind)
         paged = made_of is None or await self._objects.page_support.is_everywhere(made_of)
         return built if paged else await self._without_pages(built), newest
 
@@ -308,7 +308,7 @@ class DatasetService:
             return await self.tables.build_snapshot(parts, source, fields, options)
         if not fields:
             fields = parse_fields(await self.parquets.guess_fields(scanned, source))
-        return await self._built(listing, source, kind, fields)
+        return await self._build_from_objects(listing, source, kind, fields)
 
     async def _patiently(
         self,
@@ -336,7 +336,7 @@ class DatasetService:
             message = f"the files of {source} are being indexed: {error}"
             raise in_progress(message, error.progress, shards=error.items) from None
 
-    async def _built(
+    async def _build_from_objects(
         self,
         listing: Sequence[tuple[str, Record]],
         source: Source,

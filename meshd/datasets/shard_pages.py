@@ -118,14 +118,14 @@ class ShardPages:
             read = self._documents.make_again if again else self._documents.read
             found = await read(name, url, counted)
         else:  # apart from what is made, or two nodes that ask each other would wait for each other
-            look_up = partial(self._fetched, name, url, counted, fetch, again=again)
+            look_up = partial(self._read_or_make, name, url, counted, fetch, again=again)
             found, _ = await self._fetching.run(name, look_up)
         facts = self._read[name] = _of_object(found, record)
         if len(self._read) > _REMEMBERED:
             self._read.popitem(last=False)
         return facts
 
-    async def _fetched(
+    async def _read_or_make(
         self, name: str, url: str, make: Callable[[], Awaitable[bytes]], fetch: FetchPage, *, again: bool
     ) -> PageFacts:
         found = None if again else await self._documents.find(name)

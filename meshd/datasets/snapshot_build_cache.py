@@ -90,7 +90,7 @@ class BuildResults:
     def last_mesh_listing(self, request: str) -> tuple[MeshRevision, str] | None:
         """Return the revision of the bucket's names, in a mesh, and the name of the result of the last
         listing for a request, made by any process of the node."""
-        document = self._catalog.read_intact(_listed(request, MESH))
+        document = self._catalog.read_intact(_listing_name(request, MESH))
         if document is None:
             return None
         try:
@@ -100,7 +100,7 @@ class BuildResults:
             return None
 
     def _kept_listing(self, request: str) -> tuple[int, str] | None:
-        document = self._catalog.read_intact(_listed(request))
+        document = self._catalog.read_intact(_listing_name(request))
         if document is None:
             return None
         kept = json.loads(document)
@@ -124,7 +124,7 @@ class BuildResults:
             kept = json.dumps({"revision": msgspec.to_builtins(told), "name": name}).encode()
             where = MESH if isinstance(told, MeshRevision) else ""
             with suppress(StoreError):  # a full disk: other processes list the source once more
-                await self._catalog.write_document(_listed(request, where), kept)
+                await self._catalog.write_document(_listing_name(request, where), kept)
         self._unchanged[request] = revision, name
         self._unchanged.move_to_end(request)
         if len(self._unchanged) > _REMEMBERED:
@@ -149,7 +149,7 @@ MESH: Final = "mesh-"
 """Of listings in a mesh, whose revisions earlier releases cannot read."""
 
 
-def _listed(request: str, where: str = "") -> str:
+def _listing_name(request: str, where: str = "") -> str:
     return f"{RESULTS_PREFIX}listed-{where}{request}"
 
 

@@ -110,9 +110,9 @@ class SnapshotPages:
     async def read_snapshot(self, digest: str, read_document: Callable[[], Awaitable[bytes]]) -> Snapshot:
         """Decode a snapshot, and make those of its pages that this node lacks. `read_document`: is called
         for a document that cannot be mapped. Raises ColumnError, BatchError BadSample, Busy."""
-        snapshot = await asyncio.to_thread(self._mapped, digest)
+        snapshot = await asyncio.to_thread(self._decode_mapped, digest)
         if snapshot is None:
-            snapshot = await asyncio.to_thread(self._decoded, digest, await read_document())
+            snapshot = await asyncio.to_thread(self._decode, digest, await read_document())
         if isinstance(snapshot, PagedSnapshot):
             runs = [range(first, len(snapshot.table), _OPENED_AT_ONCE) for first in range(_OPENED_AT_ONCE)]
             found = [asyncio.to_thread(self._unusable, snapshot, run) for run in runs]
@@ -262,12 +262,12 @@ class SnapshotPages:
         except (ColumnError, StoreError, OSError) as error:
             raise self._unavailable(snapshot, number, error) from error
 
-    def _decoded(self, digest: str, document: bytes) -> Snapshot:
+    def _decode(self, digest: str, document: bytes) -> Snapshot:
         """Decode a snapshot (blocking): a large one that was fetched is on this node now."""
-        mapped = self._mapped(digest) if len(document) >= MAPPED_BYTES else None
+        mapped = self._decode_mapped(digest) if len(document) >= MAPPED_BYTES else None
         return read_snapshot(document, self.open_pages) if mapped is None else mapped
 
-    def _mapped(self, digest: str) -> Snapshot | None:
+    def _decode_mapped(self, digest: str) -> Snapshot | None:
         """Decode a large snapshot from the map of its document (blocking); None if that is not on this node,
         or damaged."""
         record = self._store.get(RESERVED_BUCKET, f"snapshots/{digest}")

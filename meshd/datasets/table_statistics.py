@@ -81,7 +81,7 @@ class TableStatistics:
 
     def __init__(self, catalog: DocumentStore, objects: RemoteObjects) -> None:
         self._objects = objects
-        self._known = IndexDocuments(catalog, "the footer of a table", _parsed)
+        self._known = IndexDocuments(catalog, "the footer of a table", _parse_statistics)
 
     def __repr__(self) -> str:
         return f"<TableStatistics {self._known}>"
@@ -132,7 +132,7 @@ def _may_hold(condition: Condition, found: tuple[Scalar, Scalar] | None) -> bool
     return found is None or condition.may_hold(*found)
 
 
-def _parsed(document: bytes) -> GroupStatistics:
+def _parse_statistics(document: bytes) -> GroupStatistics:
     try:
         found = msgspec.json.decode(document, type=GroupStatistics)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -104,7 +104,7 @@ class TableFiles:
     ) -> None:
         self._capacity = capacity
         self._store, self._archives, self._objects = store, archives, objects
-        self._indexes = IndexDocuments(catalog, "a table", _indexed)
+        self._indexes = IndexDocuments(catalog, "a table", _parse_index)
         self._statistics = TableStatistics(catalog, objects)
 
     def __repr__(self) -> str:
@@ -240,7 +240,7 @@ def table_files(listing: Sequence[tuple[str, Record]]) -> list[tuple[str, Record
     return [entry for entry in listing if entry[1].size and is_table(entry[0])]
 
 
-def _indexed(document: bytes) -> IndexedTable:
+def _parse_index(document: bytes) -> IndexedTable:
     """Parses the stored index of a file. Raises ColumnError."""
     size, encoded = split_copy_document(document)
     index = TableIndex.from_bytes(encoded)

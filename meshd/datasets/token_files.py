@@ -69,7 +69,7 @@ class TokenSources:
         for key in keys:
             data = key.removesuffix(INDEX_SUFFIX) + TOKENS_SUFFIX
             if data not in records:
-                raise _refused(source.bucket, key, f"there is no {data} beside it")
+                raise _bad_index(source.bucket, key, f"there is no {data} beside it")
             files.append((data, records[data], _index_hash(records[key])))
         return files
 
@@ -86,12 +86,12 @@ class TokenSources:
 
     async def _index(self, bucket: str, key: str, record: Record, token_bytes: int) -> RecordIndex:
         if record.size > MAX_TOKEN_INDEX:
-            raise _refused(bucket, key, f"it has {record.size} bytes; at most {MAX_TOKEN_INDEX} are read")
+            raise _bad_index(bucket, key, f"it has {record.size} bytes; at most {MAX_TOKEN_INDEX} are read")
         document = await self._objects.read_range(bucket, key, record.etag, 0, record.size)
         try:
             found = await asyncio.to_thread(parse_token_index, document, token_bytes)
         except TokenIndexError as error:
-            raise _refused(bucket, key, str(error)) from error
+            raise _bad_index(bucket, key, str(error)) from error
         places = {COLUMN: (found.offsets, found.lengths * np.dtype(found.dtype).itemsize)}
         numbers, kinds = np.arange(found.lengths.size, dtype=np.int64), {COLUMN: found.dtype}
         return RecordIndex(numbers, places, kinds, told=kinds)
@@ -101,7 +101,7 @@ def _index_hash(index: Record) -> str:
     return hashlib.sha256(f"{index.etag}-{index.size}".encode()).hexdigest()[:32]
 
 
-def _refused(bucket: str, key: str, reason: str) -> BatchError:
+def _bad_index(bucket: str, key: str, reason: str) -> BatchError:
     url = f"s3://{bucket}/{key}"
     return BatchError(
         "BadSample",

@@ -106,15 +106,15 @@ class ZarrSources:
         self, records: Mapping[str, Record], bucket: str, folder: str, array: StoredArray, keys: list[str]
     ) -> _Column:
         parts, samples = list[_Column](), 0
-        stored = await asyncio.to_thread(_stored, records, folder, array)
+        stored = await asyncio.to_thread(_stored_objects, records, folder, array)
         for some in _turns(stored, array):
             indexes = await self._indexes(bucket, some, array)
-            placed = await asyncio.to_thread(_placed, bucket, array, some, indexes, len(keys))
+            placed = await asyncio.to_thread(_place_samples, bucket, array, some, indexes, len(keys))
             parts += placed
             samples += sum(part.rows.size for part in placed)
             self._capacity.require_room(samples, 1, f"s3://{bucket}/{folder}")
             keys += [key for _, key, _ in some]
-        return await asyncio.to_thread(_joined, parts)
+        return await asyncio.to_thread(_join_columns, parts)
 
     async def _indexes(self, bucket: str, some: Sequence[_Object], array: StoredArray) -> list[bytes]:
         wanted = []
@@ -125,7 +125,7 @@ class ZarrSources:
         return await self._objects.read_parts(wanted)
 
 
-def _stored(records: Mapping[str, Record], folder: str, array: StoredArray) -> list[_Object]:
+def _stored_objects(records: Mapping[str, Record], folder: str, array: StoredArray) -> list[_Object]:
     """Return the stored objects of an array, from the listing: metadata may claim any number of objects."""
     found = []
     for key, record in records.items():
@@ -142,7 +142,7 @@ def _turns(stored: Sequence[_Object], array: StoredArray) -> Iterator[Sequence[_
         yield stored[start : start + each]
 
 
-def _placed(
+def _place_samples(
     bucket: str, array: StoredArray, some: Sequence[_Object], indexes: Sequence[bytes], before: int
 ) -> list[_Column]:
     """Return the positions of the samples in these objects; `before`: the number of the first object."""
@@ -153,7 +153,7 @@ def _placed(
     return columns
 
 
-def _joined(parts: Sequence[_Column]) -> _Column:
+def _join_columns(parts: Sequence[_Column]) -> _Column:
     if not parts:
         return _Column(*[np.zeros(0, np.int64)] * 4)
     rows, *columns = (
@@ -188,7 +188,7 @@ class _Gathered(msgspec.Struct, frozen=True):
     def built(self) -> SnapshotBuild:
         """Return the snapshot. Raises EmptySnapshotError."""
         arrays = list(self.arrays.values())
-        kept = self._kept()
+        kept = self._common_rows()
         if not kept.size:
             raise EmptySnapshotError(
                 "source", f"none of the {arrays[0].rows} rows of the arrays in {self.source} is stored"
@@ -198,11 +198,11 @@ class _Gathered(msgspec.Struct, frozen=True):
             largest = max(self.arrays, key=lambda name: self.arrays[name].row_bytes)
             kept, starts = _by_object(kept, self.columns[largest])
         found = {name: column.at(kept) for name, column in self.columns.items()}
-        snapshot = _sealed(self.source, self.fields, self.stored, found, kept, starts)
+        snapshot = _seal(self.source, self.fields, self.stored, found, kept, starts)
         left_out = max(array.left_out for array in arrays)
         return SnapshotBuild(snapshot, arrays[0].rows - int(kept.size) + left_out, ())
 
-    def _kept(self) -> Integers:
+    def _common_rows(self) -> Integers:
         """Return the rows that every array has."""
         first, *more = [column.rows for column in self.columns.values()]
         for rows in more:
@@ -222,7 +222,7 @@ def _folder(spec: FieldSpec) -> str:
     return f"{spec.array}/" if spec.array else ""
 
 
-def _sealed(
+def _seal(
     source: Source,
     fields: Mapping[str, FieldSpec],
     stored: Sequence[tuple[str, Record]],

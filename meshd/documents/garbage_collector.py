@@ -65,7 +65,7 @@ class IndexCollector:
 
     async def sweep(self) -> int:
         """Removes unused indexes; returns how many."""
-        unused = await asyncio.to_thread(self._unused)
+        unused = await asyncio.to_thread(self._unused_indexes)
         for start in range(0, len(unused), _INDEX_PAGE):
             some = unused[start : start + _INDEX_PAGE]
             with store_errors():
@@ -77,7 +77,7 @@ class IndexCollector:
             _log.info("removed indexes of files that no dataset uses", extra={"indexes": len(unused)})
         return len(unused)
 
-    def _unused(self) -> list[str]:
+    def _unused_indexes(self) -> list[str]:
         uses, first = self._uses.last_uses(), self._clock.now_ms() // MINUTE_MS - SAFE_DAYS * 24 * 60
         old = {
             key: etag_of(key)
@@ -86,13 +86,13 @@ class IndexCollector:
             if max(record.modified // MINUTE_MS, uses.last_used_minute(key)) < first
         }
         try:
-            pinned = self._pinned() if old else set[str]()
+            pinned = self._pinned_etags() if old else set[str]()
         except ColumnError as error:
             _log.warning("cannot read a snapshot: removing no indexes", extra={"why": str(error)})
             return []
         return [key for key, etag in old.items() if etag not in pinned]
 
-    def _pinned(self) -> set[str]:
+    def _pinned_etags(self) -> set[str]:
         """Returns the ETags of the files whose indexes snapshots were made from. Raises ColumnError."""
         found: set[str] = set()
         for key, _ in self._documents("snapshots/"):
@@ -206,7 +206,7 @@ class DocumentCollector:
     async def _expire(self, first: int) -> int:
         """Removes the documents that were not used in the minute `first` or later; returns how many."""
         before = await self._inventory.collect(SHARED_PREFIXES)
-        old = await self._unused(before, first)
+        old = await self._unused_documents(before, first)
         if not old or not self._all_nodes_answered(before):
             return 0
         await self._deleted.add(old, self._clock.now_ms(), "unused", self._days)
@@ -228,7 +228,7 @@ class DocumentCollector:
             )
         return not seen.silent
 
-    async def _unused(self, seen: MeshInventory, first: int) -> list[str]:
+    async def _unused_documents(self, seen: MeshInventory, first: int) -> list[str]:
         """Returns the unused documents; none if a document that may name others cannot be read."""
         present = {key: each for key, each in seen.held.items() if not self._documents.is_gone(key)}
         naming = [key for key in present if key.startswith(REFERRING_PREFIXES + ATTACHED_PREFIXES)]
@@ -331,7 +331,7 @@ class DamagedDocuments:
     async def remove(self) -> int:
         """Removes the documents in quarantine that can be made again; returns how many."""
         quarantine = self._store.quarantine
-        damaged = list(self._damaged()) if quarantine.count() else []
+        damaged = list(self._damaged_documents()) if quarantine.count() else []
         for start in range(0, len(damaged), _PAGE):
             await self._store.delete_many(RESERVED_BUCKET, damaged[start : start + _PAGE])
         if damaged:
@@ -340,7 +340,7 @@ class DamagedDocuments:
             await quarantine.prune()
         return len(damaged)
 
-    def _damaged(self) -> Iterator[str]:
+    def _damaged_documents(self) -> Iterator[str]:
         after = (_RESERVED.rstrip(b"\0"), 0)
         while found := self._store.quarantine.entries(_PAGE, after):
             for name, stamp, _ in found:

@@ -94,13 +94,13 @@ class BackgroundIndexer:
             page = self._store.list(RESERVED_BUCKET, prefix=NOTES_PREFIX, after=after, limit=_PAGE)
             found += len(page.entries)
             for key, record in page.entries:
-                done += await self._settled(key, record)
+                done += await self._settle(key, record)
             after, more = page.next_after, page.truncated
         if not found:
             self._seen = revision
         return done
 
-    async def _settled(self, key: str, note: Record) -> bool:
+    async def _settle(self, key: str, note: Record) -> bool:
         """Work off a note. Returns whether it was removed."""
         try:
             where = msgspec.json.decode(self._store.read_range(note, 0, note.size), type=IndexNote)

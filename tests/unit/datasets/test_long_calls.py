@@ -79,7 +79,7 @@ async def _told() -> None:
     free.set()
     service._long._max_wait = 30.0
     await service._patiently(listing, source, "tfrecord", FIELDS)
-    assert (await service._built(listing, source, "tfrecord", FIELDS)).snapshot.samples == 4
+    assert (await service._build_from_objects(listing, source, "tfrecord", FIELDS)).snapshot.samples == 4
 
 
 def test_archives_take_as_long_as_they_take() -> None:
