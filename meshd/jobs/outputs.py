@@ -79,11 +79,11 @@ class OutputWriter:
         """
         self._grant.require_access(output.key)
         target = OutputTarget(self._bucket, output.key, output.size)
-        async with aclosing(self._counted(body)) as counted:
+        async with aclosing(self._count_bytes(body)) as counted:
             await self._outputs.write_output(target, counted, lambda: self._facts(output, sums))
         await failpoints.hit_async("jobs.output.done")
 
-    async def _counted(self, body: AsyncGenerator[BodyPiece, None]) -> AsyncGenerator[BodyPiece, None]:
+    async def _count_bytes(self, body: AsyncGenerator[BodyPiece, None]) -> AsyncGenerator[BodyPiece, None]:
         async with aclosing(body):
             async for piece in body:
                 yield piece

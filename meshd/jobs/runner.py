@@ -176,7 +176,7 @@ class JobRunner:
             elif job.cancel and task is not None:
                 self._cancel_run(job.job_id, task)
             elif job.cancel:
-                await self._end(job.job_id, _stopped(job), wait=False)
+                await self._end(job.job_id, _stopped_state(job), wait=False)
             elif task is None and len(self._running) < AT_A_TIME:
                 self._begin(job)
         metrics.jobs_waiting.set(sum(map(self._is_mine, alive)) - len(self._running))
@@ -213,11 +213,11 @@ class JobRunner:
             present = self._table.get(job.job_id)
             if self._stopping or present is None or not present.cancel or not self._is_mine(present):
                 raise  # the node stops and resumes the job at its next start; or another node has the job
-            await self._end(job.job_id, _stopped(present), tally)
+            await self._end(job.job_id, _stopped_state(present), tally)
         except Exception as error:
             if self._stopping:
                 return  # it was broken off in the middle; the next start runs it again
-            await self._end(job.job_id, "failed", tally, _explained(error, job.job_id))
+            await self._end(job.job_id, "failed", tally, _explain(error, job.job_id))
         else:
             if self._sync_outputs is not None:  # before the record, which is durable at once
                 await self._sync_outputs()
@@ -249,7 +249,7 @@ class JobRunner:
             started_ms=job.started_ms or self._clock.now_ms(),
             node=self._mesh.node_id,
         )
-        await self._record(job.job_id, lambda now: _merged(now, began))
+        await self._record(job.job_id, lambda now: _merge_requests(now, began))
         failpoints.hit("jobs.begun")
         spec = parse_job(job.spec)
         look = partial(snapshot_authorization, job.principal, spec, self._identities, self._buckets)
@@ -276,12 +276,12 @@ class JobRunner:
             lately = (tally.moved - moved) / max(now - at, 1e-3)
             rate = lately if rate == 0 else rate + _SMOOTHING * (lately - rate)
             at, moved = now, tally.moved
-            save = partial(self._saved, tally=tally, rate=rate)
+            save = partial(self._with_progress, tally=tally, rate=rate)
             with suppress(ControlError):
                 await self._table.update_job(job_id, save)
 
-    def _saved(self, job: Job | None, tally: ProgressCounter, rate: float) -> Job | None:
-        return _saved(job, tally, rate) if job is not None and self._is_mine(job) else None
+    def _with_progress(self, job: Job | None, tally: ProgressCounter, rate: float) -> Job | None:
+        return _with_progress(job, tally, rate) if job is not None and self._is_mine(job) else None
 
     async def _record(self, job_id: str, decide: Callable[[Job | None], Job | None]) -> None:
         """Update a job's record as soon as the control store can be used."""
@@ -313,7 +313,7 @@ class JobRunner:
         def decide(job: Job | None) -> Job | None:
             if job is None or job.ended or not self._is_mine(job):
                 return None
-            saved = job if tally is None else _saved(job, tally, 0.0)
+            saved = job if tally is None else _with_progress(job, tally, 0.0)
             return msgspec.structs.replace(saved, state=state, ended_ms=now, error=error[:1000])
 
         await (self._record if wait else self._table.update_job)(job_id, decide)
@@ -327,19 +327,19 @@ def _queue_order(job: Job) -> tuple[bool, int, str]:
     return job.state != "running", job.created_ms, job.job_id
 
 
-def _merged(present: Job | None, wanted: Job) -> Job | None:
+def _merge_requests(present: Job | None, wanted: Job) -> Job | None:
     """Return `wanted`, keeping a cancellation or a new rate that was requested in the meantime."""
     if present is None:
         return None
     return msgspec.structs.replace(wanted, cancel=present.cancel, pause=present.pause, spec=present.spec)
 
 
-def _stopped(job: Job) -> State:
+def _stopped_state(job: Job) -> State:
     """Return the state of a job that was asked to end."""
     return "paused" if job.pause else "cancelled"
 
 
-def _saved(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
+def _with_progress(job: Job | None, tally: ProgressCounter, rate: float) -> Job:
     assert job is not None
     return msgspec.structs.replace(
         job,
@@ -374,7 +374,7 @@ def _waited_for(error: Exception) -> str:
     return f"{name}: {error}" if name else str(error)
 
 
-def _explained(error: Exception, job_id: str) -> str:
+def _explain(error: Exception, job_id: str) -> str:
     """Return why a job failed, for the user who started it; the log has details for operators only."""
     error = _first(error)
     if isinstance(error, BatchError):

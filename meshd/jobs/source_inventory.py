@@ -153,7 +153,7 @@ class SourceInventory:
         last = {name: number for number, name in enumerate(names)}  # the last file of a repeated name counts
         chosen = sorted(number for name, number in last.items() if not match or name.endswith(match))
         offsets, sizes = index.offsets[chosen], index.sizes[chosen]
-        shown = [folder + _cleaned(names[number]) for number in chosen]
+        shown = [folder + _clean_name(names[number]) for number in chosen]
         found.add(_source(key, record), shown, offsets, sizes, unpacked=index.inflated)
         if index.inflated and spec.layout.reads_files:
             await self._note_inflated(contents, running, key, record, index)
@@ -201,7 +201,7 @@ def _folder(spec: JobSpec, key: str) -> str:
     return f"{below}/"
 
 
-def _cleaned(name: str) -> str:
+def _clean_name(name: str) -> str:
     """Return a member's name as a relative path that stays inside the folder it is put in."""
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return "/".join(parts) or "_"

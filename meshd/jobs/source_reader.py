@@ -250,13 +250,13 @@ class SourceReader:
             record = self._store.get(RESERVED_BUCKET, name)
             # With its list, it was unpacked on this node; else a node with the archive decompresses it.
             if record is None and self._store.get(RESERVED_BUCKET, f"{name}.files") is not None:
-                raise _changed(RESERVED_BUCKET, name, gone=True)
+                raise _changed_error(RESERVED_BUCKET, name, gone=True)
             return record
         record = objects.local_record(bucket, key, etag)
         if record is None and objects.is_local(bucket, key):
             present = self._store.get(bucket, key)
             if present is None or present.etag != etag:  # else damaged on this node: read from another owner
-                raise _changed(bucket, key, gone=present is None)
+                raise _changed_error(bucket, key, gone=present is None)
         return record
 
     # --- sources on other nodes -------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class SourceReader:
         if number not in self._inflated:
             record = await self._tools.objects.find(bucket, key)
             if record is None or record.etag != etag:
-                raise _changed(bucket, key, gone=record is None)
+                raise _changed_error(bucket, key, gone=record is None)
             self._inflated[number] = (await self._tools.archives.get_index(bucket, key, record)).size
         return None
 
@@ -285,7 +285,7 @@ class SourceReader:
         for run, part, place in zip(runs, parts, gathered.places, strict=True):
             if isinstance(place, ReadFailure):
                 if place.code in ("NoSuchKey", "SnapshotChanged"):
-                    raise _changed(part.bucket, part.key, gone=place.code == "NoSuchKey")
+                    raise _changed_error(part.bucket, part.key, gone=place.code == "NoSuchKey")
                 raise missing_part_error(f"s3://{part.bucket}/{part.key}", place)
             found[run[0].source].add_run(run[0].offset, place)
         return dict(found)
@@ -299,7 +299,7 @@ class SourceReader:
         )
 
 
-def _changed(bucket: str, key: str, *, gone: bool) -> BatchError:
+def _changed_error(bucket: str, key: str, *, gone: bool) -> BatchError:
     return BatchError(
         "SnapshotChanged",
         f"s3://{bucket}/{key} was {'removed' if gone else 'replaced'} while the job ran",

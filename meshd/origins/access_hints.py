@@ -84,7 +84,7 @@ def epoch_samples(plan: Plan, snapshot: Snapshot, epoch: int) -> npt.NDArray[np.
     return np.asarray(every.samples_at(np.arange(count, dtype=np.int64)), dtype=np.int64)
 
 
-def _listed(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
+def _list_pieces(plan: Plan, snapshot: Snapshot, epoch: int, shelves: dict[str, str]) -> list[Piece]:
     return list(pieces_read(snapshot, epoch_samples(plan, snapshot, epoch), shelves))
 
 
@@ -124,7 +124,8 @@ class PlanReadHints:
             if not shelves:
                 return
             both = [
-                await asyncio.to_thread(_listed, plan, snapshot, each, shelves) for each in (epoch, epoch + 1)
+                await asyncio.to_thread(_list_pieces, plan, snapshot, each, shelves)
+                for each in (epoch, epoch + 1)
             ]
         except Exception:
             _log.exception("the read order of a plan could not be sent to the cache manager")

@@ -35,12 +35,12 @@ class BackedAdmin:
     def list_all(self, identity: Identity) -> list[dict[str, Any]]:
         """Return every bucket that has an origin. Raises BatchError."""
         _require_root(identity)
-        return [_shown(bucket) for bucket in self._buckets.list_all() if bucket.origin is not None]
+        return [_describe(bucket) for bucket in self._buckets.list_all() if bucket.origin is not None]
 
     def show(self, identity: Identity, name: str) -> dict[str, Any]:
         """Return one bucket with an origin. Raises BatchError."""
         _require_root(identity)
-        return _shown(self._existing(name))
+        return _describe(self._existing(name))
 
     async def create(self, identity: Identity, name: str, document: dict[str, Any]) -> dict[str, Any]:
         """Create a bucket with an origin; succeeds if it exists with the same origin, and this node has its
@@ -50,7 +50,7 @@ class BackedAdmin:
             check_bucket_name(name)
         except BucketNameError as error:
             raise BatchError("BadRequest", f"{name[:80]!r} is not a valid bucket name: {error}") from None
-        origin = _parsed(document)
+        origin = _parse_origin(document)
         bucket = Bucket(name, identity.user_id, self._clock.now_ms(), self._region, origin=origin)
         present = await self._buckets.get_latest(name)
         if present is not None:
@@ -62,7 +62,7 @@ class BackedAdmin:
             await self._buckets.create(bucket)
         except BucketExistsError as error:
             return _same(error.bucket, origin)
-        return _shown(bucket)
+        return _describe(bucket)
 
     def _require_credentials(self, bucket: Bucket) -> None:
         try:
@@ -98,12 +98,14 @@ class BackedAdmin:
             raise BatchError("BadRequest", f"{fixed} cannot be changed; create another bucket")
 
         def change(now: Bucket) -> Bucket:
-            return msgspec.structs.replace(now, origin=_parsed({**_origin_of(now).document(), **document}))
+            return msgspec.structs.replace(
+                now, origin=_parse_origin({**_origin_of(now).document(), **document})
+            )
 
         changed = await self._buckets.update(name, change)
         if changed is None:
             raise _unknown(name)
-        return _shown(changed)
+        return _describe(changed)
 
     def _existing(self, name: str) -> Bucket:
         bucket = self._buckets.get(name)
@@ -130,7 +132,7 @@ def _require_root(identity: Identity) -> None:
         )
 
 
-def _parsed(document: dict[str, Any]) -> descriptions.Origin:
+def _parse_origin(document: dict[str, Any]) -> descriptions.Origin:
     try:
         return descriptions.parse_origin(document)
     except descriptions.OriginError as error:
@@ -139,13 +141,13 @@ def _parsed(document: dict[str, Any]) -> descriptions.Origin:
 
 def _same(present: Bucket | None, origin: descriptions.Origin) -> dict[str, Any]:
     if present is not None and present.origin == origin:
-        return _shown(present)
+        return _describe(present)
     raise BatchError(
         "BucketExists",
         "a bucket of that name exists already; choose another name, or change that bucket's origin",
     )
 
 
-def _shown(bucket: Bucket) -> dict[str, Any]:
+def _describe(bucket: Bucket) -> dict[str, Any]:
     assert bucket.origin is not None
     return {"name": bucket.name, "created_ms": bucket.created_ms, "origin": bucket.origin.document()}

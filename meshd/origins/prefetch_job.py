@@ -62,12 +62,12 @@ class PrefetchJob:
         grant = BucketGrant.for_bucket(self._access, running.caller, "s3:GetObject", bucket.name)
         tally.phase = "listing"
         found: list[PrefetchItem] = []
-        async for wanted in self._wanted(running, bucket):
+        async for wanted in self._list_items(running, bucket):
             grant.require_access(wanted.key)
             found.append(wanted)
             tally.outputs_total = tally.samples_total = len(found)
             tally.bytes_total += max(0, wanted.size)
-        found = await self._looked(running, bucket, found)
+        found = await self._look_up(running, bucket, found)
         homes = self._fan_out.homes(bucket)
         tally.scale_totals(len(homes))
         amiss, budget = set[str](), RateLimiter(running.rate)
@@ -146,7 +146,9 @@ class PrefetchJob:
         await self._fan_out.fan_out(bucket, "have", wanted, check, home)
         return [wanted[number] for number in sorted(found)]
 
-    async def _looked(self, running: JobRun, bucket: Bucket, found: list[PrefetchItem]) -> list[PrefetchItem]:
+    async def _look_up(
+        self, running: JobRun, bucket: Bucket, found: list[PrefetchItem]
+    ) -> list[PrefetchItem]:
         """Return the items in the same order, with the origin's facts where only the name was known."""
         tally = running.tally
         names = [number for number, wanted in enumerate(found) if wanted.size < 0]
@@ -168,10 +170,10 @@ class PrefetchJob:
         tally.outputs_total = tally.samples_total = len(there)
         return there
 
-    async def _wanted(self, running: JobRun, bucket: Bucket) -> AsyncIterator[PrefetchItem]:
+    async def _list_items(self, running: JobRun, bucket: Bucket) -> AsyncIterator[PrefetchItem]:
         spec = running.spec
         if spec.plan:
-            async for wanted in self._planned(running, bucket):
+            async for wanted in self._planned_items(running, bucket):
                 yield wanted
             return
         if spec.keys or spec.manifest:
@@ -190,7 +192,7 @@ class PrefetchJob:
                 return
             after = page.after
 
-    async def _planned(self, running: JobRun, bucket: Bucket) -> AsyncIterator[PrefetchItem]:
+    async def _planned_items(self, running: JobRun, bucket: Bucket) -> AsyncIterator[PrefetchItem]:
         """Yield the objects that a plan reads under the source, each once, in its order. Raises
         BatchError."""
         spec = running.spec

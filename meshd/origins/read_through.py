@@ -64,13 +64,13 @@ class Revalidator:
         behind = self._silent.get(name)
         if behind is not None:
             if behind.done():
-                self._silent[name] = self._asked(bucket, key)
-            return _unanswered(held)
-        asked = self._asked(bucket, key)
+                self._silent[name] = self._start_question(bucket, key)
+            return _facts_unanswered(held)
+        asked = self._start_question(bucket, key)
         await asyncio.wait((asked,), timeout=self._patience)
         if not asked.done():
             self._silent[name] = asked
-            return _unanswered(held)
+            return _facts_unanswered(held)
         found = asked.result()
         if isinstance(found, OriginDownError):
             return held
@@ -78,7 +78,7 @@ class Revalidator:
             raise found
         return found
 
-    def _asked(self, bucket: Bucket, key: str) -> _Task:
+    def _start_question(self, bucket: Bucket, key: str) -> _Task:
         return self._tasks.spawn(self._ask(bucket, key), "question")
 
     async def _ask(self, bucket: Bucket, key: str) -> ObjectFacts | OriginError:
@@ -96,7 +96,7 @@ class Revalidator:
         await self._tasks.aclose()
 
 
-def _unanswered(held: ObjectFacts) -> ObjectFacts:
+def _facts_unanswered(held: ObjectFacts) -> ObjectFacts:
     metrics.origin_unanswered.inc()
     return held
 
@@ -126,10 +126,10 @@ class BackedReader:
         object is cached and fresh. None: it cannot. Takes microseconds, and counts nothing yet."""
         backed = self._cache_store.backed_bucket(bucket)
         if backed is None:
-            return _uncounted
+            return _count_nothing
         held = self._cache_store.cached_facts(backed, key)
         if held is None or not self._cache_store.is_fresh(backed, key, held.etag):
-            return None if self._store.get_stored(bucket, key) is None else _uncounted
+            return None if self._store.get_stored(bucket, key) is None else _count_nothing
         return partial(self._note, backed, key, held, 0, held.size) if held.size <= CHUNK_BYTES else None
 
     async def open_object(self, operation: GetObject) -> AssembledRead | None:
@@ -145,16 +145,16 @@ class BackedReader:
         try:
             for _ in range(_FINDS - 1):
                 try:
-                    return await self._opened(bucket, operation)
+                    return await self._open_read(bucket, operation)
                 except OriginChangedError:  # nothing has been sent yet
                     await self._shards.worker_for(bucket.name, operation.key).check_origin(
                         bucket, operation.key
                     )
-            return await self._opened(bucket, operation)
+            return await self._open_read(bucket, operation)
         except OriginError as error:
             raise s3_error_for(error, operation.key) from error
 
-    async def _opened(self, bucket: Bucket, operation: GetObject) -> AssembledRead:
+    async def _open_read(self, bucket: Bucket, operation: GetObject) -> AssembledRead:
         key, start = operation.key, _begins(operation)
         facts, first = self.known_facts(bucket, key), None
         if (
@@ -270,7 +270,7 @@ class BackedReader:
         return await self._shards.worker_for(bucket.name, key).fetch_piece(bucket, key, number, etag)
 
 
-def _uncounted() -> None:
+def _count_nothing() -> None:
     """Count nothing: the read did not come from the cache."""
 
 

@@ -67,7 +67,7 @@ class OriginSampleSource:
         try:
             found, revision = await self._backed.listings.list_all(bucket, prefix)
         except (OriginError, S3Error) as error:
-            raise _told(f"s3://{name}/{prefix}", error) from error
+            raise _batch_error(f"s3://{name}/{prefix}", error) from error
         columns = None if plain is None else await _in_columns(found, plain)
         if columns is not None:
             return columns, revision
@@ -89,7 +89,7 @@ class OriginSampleSource:
         try:
             page = await self._backed.listings.list_page(bucket, prefix, "", after, min(limit, _PAGE))
         except (OriginError, S3Error) as error:
-            raise _told(f"s3://{name}/{prefix}", error) from error
+            raise _batch_error(f"s3://{name}/{prefix}", error) from error
         entries = tuple((entry.key, _remote_record(bucket, entry.facts())) for entry in page.entries)
         return Page(entries, (), truncated=bool(page.after), next_after=page.after)
 
@@ -105,7 +105,7 @@ class OriginSampleSource:
         except (OriginError, S3Error) as error:
             if isinstance(error, OriginMissingError) or getattr(error, "code", "") == "NoSuchKey":
                 return None
-            raise _told(f"s3://{name}/{key}", error) from error
+            raise _batch_error(f"s3://{name}/{key}", error) from error
 
     def cached_record(self, name: str, key: str, etag: str) -> Record | None:
         """Return an object of exactly this content, if it is fully cached or not yet at its origin."""
@@ -133,7 +133,7 @@ class OriginSampleSource:
         try:
             return await self._read(part)
         except (OriginError, S3Error, BatchError, ReadLostError) as error:
-            return _lost(error)
+            return _read_failure(error)
 
     async def _read(self, part: ObjectRange) -> bytes:
         own = self._store.get_stored(part.bucket, part.key)
@@ -150,7 +150,7 @@ class OriginSampleSource:
             assert facts is not None
             length = facts.size - part.offset if part.length < 0 else part.length
             if part.size not in (-1, facts.size):
-                return await self._inflated(part, facts)
+                return await self._read_decompressed(part, facts)
             if facts.etag != part.etag or part.offset + length > facts.size:
                 raise OriginChangedError(f"s3://{part.bucket}/{part.key} was replaced")
             flown = None if first is None else (part.offset // CHUNK_BYTES, first.acquire())
@@ -162,7 +162,7 @@ class OriginSampleSource:
             pieces = [piece async for piece in given]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _inflated(self, part: ObjectRange, facts: ObjectFacts) -> bytes:
+    async def _read_decompressed(self, part: ObjectRange, facts: ObjectFacts) -> bytes:
         """Return bytes of an archive with compressed members, from its decompressed copy."""
         await self.fetch_into_cache(part.bucket, part.key, part.etag, facts.size)
         record = self.cached_record(part.bucket, part.key, part.etag)
@@ -190,7 +190,7 @@ class OriginSampleSource:
         try:
             await asyncio.gather(*[one(number) for number in range(max(1, -(-size // CHUNK_BYTES)))])
         except OriginError as error:
-            raise _told(f"s3://{name}/{key}", error) from error
+            raise _batch_error(f"s3://{name}/{key}", error) from error
         for _ in range(_LOOKS):
             if self.cached_record(name, key, etag) is not None:
                 return
@@ -229,7 +229,7 @@ def _remote_record(bucket: Bucket, facts: ObjectFacts) -> RemoteRecord:
     return found
 
 
-def _lost(error: Exception) -> ReadFailure:
+def _read_failure(error: Exception) -> ReadFailure:
     cause: BaseException = error.__cause__ if isinstance(error.__cause__, OriginError) else error
     if isinstance(cause, OriginMissingError) or getattr(error, "code", "") == "NoSuchKey":
         return ReadFailure("NoSuchKey")
@@ -240,8 +240,8 @@ def _lost(error: Exception) -> ReadFailure:
     return ReadFailure("Unreadable", str(cause))
 
 
-def _told(name: str, error: Exception) -> BatchError:
-    lost = _lost(error)
+def _batch_error(name: str, error: Exception) -> BatchError:
+    lost = _read_failure(error)
     if lost.code == "NoSuchKey":
         return BatchError("NoSuchKey", f"{name} does not exist at its origin")
     if lost.code == "SnapshotChanged":

@@ -96,8 +96,10 @@ class WriteBackRouter:
         caller asks again. Raises NotPrimaryError if this node is not the primary of the name."""
         bucket = self._cache_store.backed_bucket(request.bucket)
         if bucket is None:
-            return _failed(OriginMissingError(f"there is no bucket {request.bucket[:80]} with an origin"))
-        doing = self._tasks.spawn(self._told(bucket, request, context), request.what)
+            return _error_result(
+                OriginMissingError(f"there is no bucket {request.bucket[:80]} with an origin")
+            )
+        doing = self._tasks.spawn(self._result_of_local(bucket, request, context), request.what)
         done, _ = await asyncio.wait((doing,), timeout=_TURN)
         written_back: WriteBackResult | None = doing.result() if done else WriteBackResult(going=True)
         if written_back is None:
@@ -153,7 +155,7 @@ class WriteBackRouter:
             await fetch_worker.delete_at_origin(bucket, request.key, context)
         return WriteBackResult()
 
-    async def _told(
+    async def _result_of_local(
         self, bucket: Bucket, request: WriteBackRequest, context: WriteContext
     ) -> WriteBackResult | None:
         """Like `_execute_local`, with errors as results; None if another node is primary."""
@@ -162,7 +164,7 @@ class WriteBackRouter:
         except NotPrimaryError:
             return None
         except (OriginError, StoreError) as error:
-            return _failed(error)
+            return _error_result(error)
 
 
 def _not_primary() -> NotPrimaryError:
@@ -171,7 +173,7 @@ def _not_primary() -> NotPrimaryError:
     )
 
 
-def _failed(error: Exception) -> WriteBackResult:
+def _error_result(error: Exception) -> WriteBackResult:
     return WriteBackResult(encode_error(error))
 
 

@@ -103,7 +103,7 @@ class BatchReader:
             raise S3Error("NoSuchKey", extra={"Key": key})
         address = _address(view, numbers)
         size = await self._size(plan, address)
-        record = Record(size, _etag(address), 0, self._modified(plan), (), {"content-type": CONTENT_TYPE})
+        record = Record(size, _etag(address), 0, self._created_ms(plan), (), {"content-type": CONTENT_TYPE})
         frames = self._source(plan)
         return AssembledObject(
             record,
@@ -124,7 +124,7 @@ class BatchReader:
         def walk(prefix: str, after: str) -> Iterator[tuple[str, tuple[int, ...]]]:
             return keys.iter_keys(prefix, after)
 
-        page, modified = build_page(operation, walk), self._modified(plan)
+        page, modified = build_page(operation, walk), self._created_ms(plan)
         entries: list[ObjectEntry] = []
         for number, (key, numbers) in enumerate(page.items):
             address = _address(view, numbers)
@@ -191,7 +191,7 @@ class BatchReader:
         except BatchError as error:
             raise pinned_to_s3_error(error) from error
 
-    def _modified(self, plan: Plan) -> int:
+    def _created_ms(self, plan: Plan) -> int:
         """Return when the plan was created; nothing under its addresses changes after that."""
         record = self._store.get(RESERVED_BUCKET, f"plans/{plan.hash}")
         return 0 if record is None else record.modified

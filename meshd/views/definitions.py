@@ -50,14 +50,14 @@ _NO_MAKERS: Mapping[type, ViewCompleter] = MappingProxyType({})
 
 
 @lru_cache(maxsize=1024)
-def _parsed(text: str, source: str) -> View:
+def _parse(text: str, source: str) -> View:
     return parse_view(text, source)
 
 
 def view_of(bucket: Bucket) -> View:
     """Return the view of a bucket with `view` set."""
     source = json.loads(bucket.view)["source"]
-    return _parsed(bucket.view, source)
+    return _parse(bucket.view, source)
 
 
 class ViewDefinitions:
@@ -88,7 +88,7 @@ class ViewDefinitions:
         for name in source_buckets(view):
             source = self._table.get(name)
             if source is None:
-                raise _gone(view, name)
+                raise _deleted_error(view, name)
             if source.owner != bucket.owner:
                 raise S3Error("AccessDenied", "The source of this view now has another owner.")
         return view
@@ -105,7 +105,7 @@ class ViewDefinitions:
             self._require(caller, RequiredAction("s3:CreateBucket", name), creating=True)
             asked = parse_view(given, source.name)
             self._require_source(caller, asked)
-            view = await self._completed(caller, asked)
+            view = await self._complete(caller, asked)
             self._check_other_sources(caller, source, view)
         except PlanError as error:
             raise invalid_plan(error) from error
@@ -134,7 +134,7 @@ class ViewDefinitions:
                     f"{name!r} has another owner than {source.name!r}; copy the objects that the view needs",
                 )
 
-    async def _completed(self, caller: Caller, view: View) -> View:
+    async def _complete(self, caller: Caller, view: View) -> View:
         maker = self._makers.get(type(view))
         if maker is None:
             return view
@@ -197,7 +197,7 @@ class ViewDefinitions:
         return bucket
 
 
-def _gone(view: View, name: str) -> S3Error:
+def _deleted_error(view: View, name: str) -> S3Error:
     """Return the error for a deleted source.
 
     A Zarr reader takes a missing key as zeros, so a view of samples must not answer that they are missing.

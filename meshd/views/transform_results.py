@@ -56,7 +56,7 @@ def _program(view: TransformView) -> str:
 
 
 @lru_cache(maxsize=256)
-def _parsed(document: str, source: str) -> TransformView:
+def _parse(document: str, source: str) -> TransformView:
     """Parse the document of a transform view. Raises PlanError."""
     view = parse_view(json.loads(document), source)
     if not isinstance(view, TransformView):
@@ -87,7 +87,7 @@ class TransformResultMaker:
 
         Raises BatchError, StoreError, PlanError.
         """
-        view = _parsed(ask.view, ask.bucket)
+        view = _parse(ask.view, ask.bucket)
         place = result_key(view, ask.key, ask.etag, ask.size)
         if find_intact(self._store, place) is None:
             await self._making.run(place, lambda: self._make_here(view, ask.key, ask.etag, place))
@@ -100,13 +100,13 @@ class TransformResultMaker:
         """Compute the result of a source object without storing it. Raises BatchError."""
         ask = ViewResultRequest(view.to_json().decode(), view.source, key, source.etag, source.size)
         data = await self._objects.fetch_view_result(ask)
-        return await self._rendered(view, key, source.etag) if data is None else data
+        return await self._render(view, key, source.etag) if data is None else data
 
     async def _make_here(self, view: TransformView, key: str, etag: str, place: str) -> None:
-        await self._store_result(view, await self._rendered(view, key, etag), place)
+        await self._store_result(view, await self._render(view, key, etag), place)
 
-    async def _rendered(self, view: TransformView, key: str, etag: str) -> bytes:
-        position = _hashed(key) if is_random(view) else 0  # keys the randomness of the object
+    async def _render(self, view: TransformView, key: str, etag: str) -> bytes:
+        position = _hash_key(key) if is_random(view) else 0  # keys the randomness of the object
         program, assets = _program(view), asset_digests(view.plan)
         address = DerivedAddress(view.digest, program, view.source, key, etag, position, assets)
         frame: Frame = await self._frames.get_frame(address)
@@ -140,10 +140,10 @@ def result_keys(view: TransformView, key: str, etag: str, size: int) -> tuple[st
     """Return both possible keys of a result, for when it is no longer known whether an op is random."""
     kind = hashlib.sha256(view.content_type.encode()).hexdigest()[:8]
     plain = f"{RESULTS_PREFIX}{view.digest}-{kind}/{etag}-{size:x}"
-    return plain, f"{plain}-{_hashed(key):x}"
+    return plain, f"{plain}-{_hash_key(key):x}"
 
 
-def _hashed(key: str) -> int:
+def _hash_key(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 2
 
 

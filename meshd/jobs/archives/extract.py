@@ -56,10 +56,10 @@ class ExtractJob:
         files, _ = await self._inventories.list_archive_files(running, grant)
         if not len(files):
             raise PlanError("source", f"there are no matching files in archives under {spec.source}")
-        return await asyncio.to_thread(_planned, files, spec.target.prefix)
+        return await asyncio.to_thread(_plan_outputs, files, spec.target.prefix)
 
 
-def _planned(files: FileList, prefix: str) -> JobPlan:
+def _plan_outputs(files: FileList, prefix: str) -> JobPlan:
     """Return the plan of the outputs. Raises PlanError for names that cannot be keys."""
     plan = files.plan_file_outputs(prefix)
     for key in plan.outputs:
@@ -117,7 +117,7 @@ class _BatchExtractor:
 
     async def _store(self, wanted: Sequence[tuple[OutputSpec, SourceFile]]) -> None:
         """Write small files, all at once."""
-        opened = await self._opened([item for _, item in wanted])
+        opened = await self._open_sources([item for _, item in wanted])
         bodies = await asyncio.to_thread(_read, [item for _, item in wanted], opened)
         async with asyncio.TaskGroup() as group:
             for (output, _), (data, sums) in zip(wanted, bodies, strict=True):
@@ -137,18 +137,18 @@ class _BatchExtractor:
         verifier = BodyVerifier(BodyDigests())
         for at in range(0, item.size, GROUP_BYTES):
             part = item._replace(offset=item.offset + at, size=min(GROUP_BYTES, item.size - at))
-            data = await asyncio.to_thread(_hashed, part, await self._opened([part]), verifier)
+            data = await asyncio.to_thread(_hash_source, part, await self._open_sources([part]), verifier)
             yield data
         sums.set_from_verifier(verifier)
 
-    async def _opened(self, files: Sequence[SourceFile]) -> dict[int, ReadableSource]:
-        pieces = _placed(files)
+    async def _open_sources(self, files: Sequence[SourceFile]) -> dict[int, ReadableSource]:
+        pieces = _place_files(files)
         opened = await self._reader.open_sources(pieces)
         await self._reader.verify_extents(pieces, opened)
         return opened
 
 
-def _placed(files: Sequence[SourceFile]) -> list[SourceRange]:
+def _place_files(files: Sequence[SourceFile]) -> list[SourceRange]:
     """Place the files in a buffer, one after the other."""
     pieces: list[SourceRange] = []
     size = 0
@@ -160,7 +160,7 @@ def _placed(files: Sequence[SourceFile]) -> list[SourceRange]:
 
 def _read(files: Sequence[SourceFile], opened: dict[int, ReadableSource]) -> list[tuple[bytes, OutputDigest]]:
     """Return the bytes of each file, and the digests that a PUT would store (blocking)."""
-    pieces = _placed(files)
+    pieces = _place_files(files)
     buffer = bytearray(sum(item.size for item in files))
     read_ranges(memoryview(buffer), pieces, opened)
     found = []
@@ -174,7 +174,7 @@ def _read(files: Sequence[SourceFile], opened: dict[int, ReadableSource]) -> lis
     return found
 
 
-def _hashed(item: SourceFile, opened: dict[int, ReadableSource], verifier: BodyVerifier) -> bytes:
+def _hash_source(item: SourceFile, opened: dict[int, ReadableSource], verifier: BodyVerifier) -> bytes:
     buffer = bytearray(item.size)
     read_ranges(memoryview(buffer), [SourceRange(0, item.source, item.offset, item.size)], opened)
     verifier.update(buffer)

@@ -111,14 +111,14 @@ class _ShardWriter:
             if not there:
                 self._cursor = OutputCursor(self._loader, self._reader, plan, number)
                 sums = OutputDigest(f"{made_of}-{max(1, len(files))}")
-                await self._writer.write_output(output, self._made(form, files, sums), sums)
+                await self._writer.write_output(output, self._make_body(form, files, sums), sums)
             tally.record_output(int(plan.samples[number]), sum(item.size for item in files), there=there)
 
-    def _made(
+    def _make_body(
         self, form: str, files: Sequence[SourceFile], sums: OutputDigest
     ) -> AsyncGenerator[BodyPiece, None]:
         if form in COMPRESSORS:
-            return self._compressed(tar_groups(files), sums)
+            return self._compress_body(tar_groups(files), sums)
         if form == "zip":
             packing = ZipLayout(files)
             return self._body(packing.groups(), sums, packing.fill_checksums)
@@ -133,19 +133,19 @@ class _ShardWriter:
         crc = 0
         for group in groups:
             buffer = self._buffers.acquire_buffer(group.size)
-            opened = await self._opened(group)
+            opened = await self._open_sources(group)
             crc = await asyncio.to_thread(self._fill, buffer, group, opened, crc, seal)
             yield buffer
-        sums.checksums = {"crc32c": _spelled(crc)}
+        sums.checksums = {"crc32c": _base64_crc(crc)}
 
-    async def _compressed(
+    async def _compress_body(
         self, groups: Iterator[ArchiveGroup], sums: OutputDigest
     ) -> AsyncGenerator[BodyPiece, None]:
         compressor = COMPRESSORS[self._running.spec.format]()
         crc = 0
         for group in groups:
             buffer = self._buffers.acquire_buffer(group.size)
-            opened = await self._opened(group)
+            opened = await self._open_sources(group)
             await asyncio.to_thread(self._fill, buffer, group, opened, 0)
             data = await asyncio.to_thread(compressor.compress, buffer)
             crc = crc32c(data, crc)
@@ -153,9 +153,9 @@ class _ShardWriter:
         data = await asyncio.to_thread(compressor.flush)
         crc = crc32c(data, crc)
         yield data
-        sums.checksums = {"crc32c": _spelled(crc)}
+        sums.checksums = {"crc32c": _base64_crc(crc)}
 
-    async def _opened(self, group: ArchiveGroup) -> dict[int, ReadableSource]:
+    async def _open_sources(self, group: ArchiveGroup) -> dict[int, ReadableSource]:
         await self._cursor.advance(sum(piece.length for piece in group.pieces))
         opened = await self._reader.open_sources(group.pieces)
         if not self._whole:
@@ -185,7 +185,7 @@ class _ShardWriter:
         return total
 
 
-def _spelled(crc: int) -> str:
+def _base64_crc(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 

@@ -173,7 +173,7 @@ class CacheStore:
             return None
         tags = head.tags
         if _SIZE not in tags:
-            return _shown(head, bucket, head.size, head.extents)
+            return _visible_record(head, bucket, head.size, head.extents)
         size = int(tags[_SIZE])
         count = -(-size // CHUNK_BYTES)
         if count > _COMPOSED:
@@ -184,7 +184,7 @@ class CacheStore:
             if chunk is None:
                 return None
             extents.extend(chunk.extents)
-        return _shown(head, bucket, size, tuple(extents))
+        return _visible_record(head, bucket, size, tuple(extents))
 
     def cached_chunk(self, cache_bucket: str, key: str, etag: str, number: int) -> Record | None:
         """Return a cached chunk of a large object."""
@@ -347,7 +347,7 @@ def record_from_facts(bucket: Bucket, facts: ObjectFacts) -> Record:
     )
 
 
-def _shown(record: Record, bucket: Bucket, size: int, extents: tuple[Extent, ...]) -> Record:
+def _visible_record(record: Record, bucket: Bucket, size: int, extents: tuple[Extent, ...]) -> Record:
     return msgspec.structs.replace(
         record,
         size=size,

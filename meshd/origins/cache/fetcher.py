@@ -121,7 +121,7 @@ class Fetcher:
             facts = await self._origins.origin_for(bucket).head(key)
         except OriginMissingError:
             if writes == self._count(bucket, key):
-                await self._gone(bucket, key)
+                await self._note_deleted(bucket, key)
             raise
         if writes == self._count(bucket, key):
             await self._learn(bucket, key, facts)
@@ -132,7 +132,7 @@ class Fetcher:
         draft = FetchSpool(flight, in_memory=asyncio.get_running_loop().time() < self._spared_until)
         try:
             async with self._slots.acquire_slot(bucket.name):
-                if await self._found(bucket, key, number, etag, flight):
+                if await self._serve_cached(bucket, key, number, etag, flight):
                     return
                 await self._fetch(bucket, key, number, etag, draft, writes)
                 if flight.error is None:
@@ -160,7 +160,9 @@ class Fetcher:
             await draft.aclose()
             flight.release()
 
-    async def _found(self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece) -> bool:
+    async def _serve_cached(
+        self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece
+    ) -> bool:
         """Serve the flight from the cache if the piece was cached after the caller's lookup."""
         facts = self._cache_store.cached_facts(bucket, key)
         if facts is None or (
@@ -193,7 +195,7 @@ class Fetcher:
             metrics.origin_fetches.inc()
         for attempt in range(_TRIES):
             try:
-                reply = lent or await self._asked(bucket, key, number, etag, flight)
+                reply = lent or await self._request_piece(bucket, key, number, etag, flight)
                 if flight.facts is None:
                     if lent is None and writes == self._count(bucket, key):
                         await self._learn(bucket, key, reply.facts)
@@ -203,7 +205,7 @@ class Fetcher:
                 flight.check()
             except OriginMissingError:
                 if not flight.have and writes == self._count(bucket, key):
-                    await self._gone(bucket, key)
+                    await self._note_deleted(bucket, key)
                 raise
             except OriginDownError:
                 lent = None
@@ -215,7 +217,7 @@ class Fetcher:
                 flight.finish()
                 return
 
-    async def _asked(
+    async def _request_piece(
         self, bucket: Bucket, key: str, number: int, etag: str, flight: InFlightPiece
     ) -> OriginResponse:
         """Request the missing bytes of a piece from the origin."""
@@ -230,7 +232,7 @@ class Fetcher:
         if held is not None and held.etag != facts.etag:
             await self._drop(bucket, key)
 
-    async def _gone(self, bucket: Bucket, key: str) -> None:
+    async def _note_deleted(self, bucket: Bucket, key: str) -> None:
         self._cache_store.mark_fresh(bucket, key, "")
         await self._drop(bucket, key)
 

@@ -81,10 +81,10 @@ class PeerCacheServer:
     @stream_handler(FETCH_PIECE)
     async def fetch_piece(self, ask: PeerCacheRequest, context: CallContext) -> AsyncGenerator[bytes, None]:
         async with self._slots:
-            for piece in await asyncio.to_thread(self._found, ask):
+            for piece in await asyncio.to_thread(self._read_own_piece, ask):
                 yield piece
 
-    def _found(self, ask: PeerCacheRequest) -> Iterator[bytes]:
+    def _read_own_piece(self, ask: PeerCacheRequest) -> Iterator[bytes]:
         bucket = self._cache_store.backed_bucket(ask.bucket)
         if bucket is None or bucket.origin is None or bucket.created_ms != ask.created_ms:
             return iter(())
@@ -118,7 +118,7 @@ class PeerCacheClient:
         """Fetch a piece from another home of its bucket; None: ask the origin. The bytes may end with
         OriginDownError."""
         nodes = self._nodes(bucket, key)
-        wanted = self._wanted(bucket, key, etag) if nodes else None
+        wanted = self._etag_to_ask(bucket, key, etag) if nodes else None
         if wanted is None:
             return None
         ask = PeerCacheRequest(bucket.name, bucket.created_ms, key, number, wanted)
@@ -129,7 +129,7 @@ class PeerCacheClient:
                 return found
         return None
 
-    def _wanted(self, bucket: Bucket, key: str, etag: str) -> str | None:
+    def _etag_to_ask(self, bucket: Bucket, key: str, etag: str) -> str | None:
         """Return the ETag to ask for; None if only the origin knows what is current."""
         held = self._cache_store.cached_facts(bucket, key)
         if held is not None and etag and held.etag != etag:
@@ -155,7 +155,7 @@ class PeerCacheClient:
         return node.node_id != self._mesh.node_id and until <= asyncio.get_running_loop().time()
 
     async def _ask(self, node: Node, ask: PeerCacheRequest) -> OriginResponse | None:
-        pieces = self._given(node, ask)
+        pieces = self._fetch_from(node, ask)
         try:
             lent = _decode_header(await anext(pieces))
             _check(lent, ask)
@@ -167,7 +167,7 @@ class PeerCacheClient:
             return None
         return OriginResponse(lent.facts, ask.number * CHUNK_BYTES, lent.length, self._bytes(node, pieces))
 
-    async def _given(self, node: Node, ask: PeerCacheRequest) -> AsyncGenerator[bytes, None]:
+    async def _fetch_from(self, node: Node, ask: PeerCacheRequest) -> AsyncGenerator[bytes, None]:
         async with self._peers.open_typed(node, FETCH_PIECE, ask) as answer:
             async for piece in answer.iter_body():
                 yield piece

@@ -121,7 +121,7 @@ class ObstoreOrigin:
         except BaseException as error:
             if offset == 0 and _is_range(error):  # an empty object has no valid range
                 return OriginResponse(await self.head(key), 0, 0, _nothing())
-            raise self._told(error, key) from error
+            raise self._translate_error(error, key) from error
         facts = _facts(found.meta, found.attributes)
         if etag and facts.etag != etag:
             raise OriginChangedError(f"{key!r} changed at its origin")
@@ -137,7 +137,7 @@ class ObstoreOrigin:
                 yield piece
                 asked = time.monotonic()
         except Exception as error:
-            raise self._told(error, key) from error
+            raise self._translate_error(error, key) from error
         finally:
             _read.inc(came)
             self._chunk_sizer.record_transfer(came, waited)
@@ -147,7 +147,7 @@ class ObstoreOrigin:
         try:
             found = await obstore.get_async(self._store, key, options={"head": True})
         except BaseException as error:
-            raise self._told(error, key) from error
+            raise self._translate_error(error, key) from error
         return _facts(found.meta, found.attributes)
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
@@ -186,7 +186,7 @@ class ObstoreOrigin:
                 f"the origin of {self._name} did not finish a listing within {most:.0f} s"
             ) from None
         except BaseException as error:
-            raise self._told(error, prefix) from error
+            raise self._translate_error(error, prefix) from error
 
     async def _level(self, prefix: str) -> Sequence[OriginEntry | str]:
         """Return everything directly below a folder, and its subfolders."""
@@ -257,7 +257,7 @@ class ObstoreOrigin:
                     self._store, key, body, attributes=attributes, chunk_size=chunk, max_concurrency=4
                 )
         except BaseException as error:
-            raise self._told(error, key) from error
+            raise self._translate_error(error, key) from error
         metrics.origin_bytes.labels("written").inc(facts.size)
         return (done["e_tag"] or "").strip('"')
 
@@ -270,9 +270,9 @@ class ObstoreOrigin:
             if len(keys) > 1:  # a folder store stops at the first missing key
                 await asyncio.gather(*[self.delete([key]) for key in keys])
         except BaseException as error:
-            raise self._told(error, keys[0]) from error
+            raise self._translate_error(error, keys[0]) from error
 
-    def _told(self, error: BaseException, key: str) -> BaseException:
+    def _translate_error(self, error: BaseException, key: str) -> BaseException:
         """Translate an error of obstore; errors of other origin stay as they are."""
         if isinstance(error, OriginError | asyncio.CancelledError | KeyboardInterrupt | SystemExit):
             return error
@@ -348,7 +348,7 @@ def _facts(meta: Mapping[str, Any], attributes: Mapping[str, str]) -> ObjectFact
     headers = {lower: attributes[name] for name, lower in _HEADERS.items() if name in attributes}
     known = {*_HEADERS, "Storage-Class"}
     metadata = {name.lower(): value for name, value in attributes.items() if name not in known}
-    return ObjectFacts(meta["size"], _etag(meta), _modified(meta), headers, metadata)
+    return ObjectFacts(meta["size"], _etag(meta), _modified_ms(meta), headers, metadata)
 
 
 def _etag(meta: Mapping[str, Any]) -> str:
@@ -357,15 +357,15 @@ def _etag(meta: Mapping[str, Any]) -> str:
     given = meta["e_tag"]
     if given and not given.startswith("W/"):
         return str(given).strip('"')
-    return f"~{meta['size']:x}-{_modified(meta):x}"
+    return f"~{meta['size']:x}-{_modified_ms(meta):x}"
 
 
-def _modified(meta: Mapping[str, Any]) -> int:
+def _modified_ms(meta: Mapping[str, Any]) -> int:
     return int(meta["last_modified"].timestamp() * 1000)
 
 
 def _entry(meta: Mapping[str, Any]) -> OriginEntry:
-    return OriginEntry(meta["path"], meta["size"], _etag(meta), _modified(meta))
+    return OriginEntry(meta["path"], meta["size"], _etag(meta), _modified_ms(meta))
 
 
 async def _nothing() -> AsyncGenerator[bytes, None]:
@@ -427,13 +427,13 @@ def failure_reason(said: str) -> str:
         status = reason.partition(":")[0]
         message = _MESSAGE.search(line)
         reason = f"{status}: {code}" + (f", {message[1]}" if message else "")
-    elif why := _found(debug):
+    elif why := _failure_reason(debug):
         place = _PLACE.search(debug)
         reason = f"{place[1]}: {why}" if place else why
     return reason[:_CUT]
 
 
-def _found(debug: str) -> str:
+def _failure_reason(debug: str) -> str:
     """Return why a request could not be sent; empty if the text does not say."""
     if "inner: Http" not in debug:
         return ""

@@ -62,7 +62,7 @@ class OriginPool:
     def origin_for(self, bucket: Bucket) -> GuardedOrigin:
         """Return the origin of a bucket that has one. Raises OriginRefusedError."""
         assert bucket.origin is not None
-        key = (bucket.name, bucket.origin, self._changed(bucket.origin.credentials))
+        key = (bucket.name, bucket.origin, self._modified_ns(bucket.origin.credentials))
         found = self._open.get(key)
         if found is None:
             try:
@@ -87,7 +87,7 @@ class OriginPool:
                 self._troubles.popitem(last=False)
         return found
 
-    def _changed(self, credentials: str) -> int:
+    def _modified_ns(self, credentials: str) -> int:
         try:
             return (self._directory / credentials).stat().st_mtime_ns if credentials else 0
         except OSError:
@@ -131,7 +131,7 @@ class GuardedOrigin:
         return f"<GuardedOrigin of {self._name}{' down' if self._until else ''}>"
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watch_failures(self) -> Iterator[None]:
         probing = self._admit()
         try:
             yield
@@ -161,27 +161,27 @@ class GuardedOrigin:
         return True
 
     async def get(self, key: str, offset: int, length: int, *, etag: str = "") -> OriginResponse:
-        with self._watched():
+        with self._watch_failures():
             return await self._origin.get(key, offset, length, etag=etag)
 
     async def head(self, key: str) -> ObjectFacts:
-        with self._watched():
+        with self._watch_failures():
             return await self._origin.head(key)
 
     async def list(self, prefix: str, delimiter: str, after: str, limit: int) -> OriginListing:
-        with self._watched():
+        with self._watch_failures():
             return await self._origin.list(prefix, delimiter, after, limit)
 
     async def list_all(self, prefix: str) -> Sequence[OriginEntry]:
-        with self._watched():
+        with self._watch_failures():
             return await self._origin.list_all(prefix)
 
     async def put(self, key: str, body: AsyncIterable[bytes], facts: ObjectFacts) -> str:
-        with self._watched():
+        with self._watch_failures():
             return await self._origin.put(key, body, facts)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        with self._watched():
+        with self._watch_failures():
             await self._origin.delete(keys)
 
 

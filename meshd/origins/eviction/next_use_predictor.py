@@ -74,7 +74,7 @@ class NextUsePredictor:
 
     def distance(self, item: Item) -> float:
         """Return the predicted distance of a cached item."""
-        known, at_least = self._planned(item)
+        known, at_least = self._planned_use(item)
         if known is not None:
             return known
         count = self._now.get(item, 0) + self._before.get(item, 0)
@@ -83,14 +83,14 @@ class NextUsePredictor:
     def admission_distance(self, item: Item) -> float:
         """Return the predicted distance of a new item; estimates count against it, since it displaces
         another."""
-        known, at_least = self._planned(item)
+        known, at_least = self._planned_use(item)
         if known is not None:
             return known
         lead = self._now.get(item, 0) + self._before.get(item, 0) - _MARGIN
         reads = self._reads_now + self._reads_before
         return max(at_least, reads / lead if lead > 0 else 2.0 * reads)
 
-    def _planned(self, item: Item) -> tuple[int | None, int]:
+    def _planned_use(self, item: Item) -> tuple[int | None, int]:
         """Return the nearest planned use; without one, the number of reads for which plans rule a use out."""
         nearest: int | None = None
         at_least = 0

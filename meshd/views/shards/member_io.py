@@ -101,12 +101,12 @@ class ByteRange:
             while at < end:
                 data = os.pread(span.fd, min(_READ, end - at), at)
                 if not data:
-                    raise _damaged(span)
+                    raise _missing_bytes(span)
                 whole, at = crc32c(data, whole), at + len(data)
         return whole
 
 
-def _damaged(span: Span) -> CorruptExtentError:
+def _missing_bytes(span: Span) -> CorruptExtentError:
     metrics.store_corrupt_reads.inc()
     return CorruptExtentError("bytes of a member are missing; run meshd fsck", span.name)
 
@@ -267,7 +267,7 @@ class StoredMembersSource(ReadSource):
         return f"<StoredMembersSource of {self._shard.key}>"
 
     async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
-        for group in _grouped(self._shard.pieces(offset, length)):
+        for group in _group_pieces(self._shard.pieces(offset, length)):
             with ExitStack() as stack:
                 yield await _GroupOpener(self._source, stack, self._proofs).spans(group)
 
@@ -288,7 +288,7 @@ class PeerMemberSource(ReadSource):
                 yield spans
 
 
-def _grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _group_pieces(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     group: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -366,10 +366,10 @@ class _GroupOpener:
         """Open a piece, only once if it is sent and also summed."""
         found = self._parts.get(id(piece))
         if found is None:
-            found = self._parts[id(piece)] = await self._opened(piece)
+            found = self._parts[id(piece)] = await self._open_range(piece)
         return found
 
-    async def _opened(self, piece: Piece) -> ByteRange:
+    async def _open_range(self, piece: Piece) -> ByteRange:
         if piece.summed:
             parts = tuple([await self._part(each) for each in piece.summed])
             return ByteRange(length=piece.length, summed=parts, skip=piece.offset)
@@ -406,7 +406,7 @@ class _GroupOpener:
                 return (await self._source.objects.read_parts([part]))[0]
         if self._proofs is not None:
             with damage_context(self._url(item)), store.open_spans(record, item.offset, item.size) as spans:
-                await self._proofs.require_verified(self._named(spans, item))
+                await self._proofs.require_verified(self._with_names(spans, item))
         text = store.try_read_range(record, item.offset, item.size)
         return (
             await asyncio.to_thread(store.read_range, record, item.offset, item.size)
@@ -417,15 +417,15 @@ class _GroupOpener:
     def _open(self, piece: Piece, item: SourceObject, record: Record) -> ByteRange:
         if isinstance(record, RemoteRecord):
             span = self._fetched[self._source.peer_part(item, record, piece.offset, piece.length)]
-            return ByteRange(self._named([span], item), piece.length)
+            return ByteRange(self._with_names([span], item), piece.length)
         with damage_context(self._url(item)):
             opened = self._stack.enter_context(
                 self._source.store.open_spans(record, piece.offset, piece.length)
             )
-        spans, whole = self._named(opened, item), piece.length == record.size
+        spans, whole = self._with_names(opened, item), piece.length == record.size
         return ByteRange(spans, piece.length, extents=record.extents if whole else ())
 
-    def _named(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
+    def _with_names(self, spans: Sequence[Span], item: SourceObject) -> Sequence[Span]:
         name = self._url(item)
         return [span.with_name(name) for span in spans]
 

@@ -97,7 +97,7 @@ class ShardLayoutCache:
     async def _scan(self, view: ShardsView) -> CachedLayout:
         began, revision, last = self._clock.monotonic(), self.revision(view), self._last.get(view)
         with store_errors():
-            objects = await self._found(view)
+            objects = await self._list_sources(view)
             same = last is not None and await asyncio.to_thread(objects.__eq__, last.objects)
             if last is not None and same:  # the writes were elsewhere
                 laid = CachedLayout(last.objects, last.layout, last.answered, revision)
@@ -128,7 +128,7 @@ class ShardLayoutCache:
         layout = await asyncio.to_thread(lay_out_shards, view, files, evaluation)
         return CachedLayout(objects, layout, evaluation.results, revision)
 
-    async def _found(self, view: ShardsView) -> list[SourceObject]:
+    async def _list_sources(self, view: ShardsView) -> list[SourceObject]:
         if self._mesh.single_node:
             return await asyncio.to_thread(self._objects, view)
         with translate_peer_errors():
@@ -260,10 +260,10 @@ def _looked_up(source: ShardSource, shard: Shard, keeps_places: bool) -> Shard |
     objects = {member.key: member for member in shard.members}
     if all(map(source.current_member_object, objects.values())):
         return shard
-    return _replaced(source, shard) if keeps_places else None
+    return _refresh_shard(source, shard) if keeps_places else None
 
 
-def _replaced(source: ShardSource, shard: Shard) -> Shard | None:
+def _refresh_shard(source: ShardSource, shard: Shard) -> Shard | None:
     """Return the shard with the present objects of its members' keys; None if one is gone."""
     members: list[SourceObject] = []
     for member in shard.members:

@@ -122,10 +122,10 @@ class ZarrLayout:
         name = array.name, chunk
         found = self._names.get(name)
         if found is None:
-            found = self._names[name] = self._named(array, array.rows(chunk))
+            found = self._names[name] = self._block_name(array, array.rows(chunk))
         return found
 
-    def _named(self, array: ZarrArray, rows: range) -> bytes:
+    def _block_name(self, array: ZarrArray, rows: range) -> bytes:
         work = self.works.get(array.name)
         if work is None:
             return hashlib.sha256(self.label(array.name).values[rows.start : rows.stop].tobytes()).digest()

@@ -84,12 +84,12 @@ class ZarrReader:
             record = _metadata_record(laid, document)
             source = GeneratedSource(lambda offset, length: _bytes(document, offset, length))
             return AssembledObject(record, [source])
-        laid, array, number = await self._located(view, laid, key)
+        laid, array, number = await self._locate(view, laid, key)
         record = await _record_of(laid, array, number)
         stored = StoredBlocksSource(self._store, self._blocks, laid, array, number)
         return AssembledObject(record, [stored, RebuiltBlockSource(stored)])
 
-    async def _located(
+    async def _locate(
         self, view: ZarrView, laid: ZarrLayout | None, key: str
     ) -> tuple[ZarrLayout, ZarrArray, int]:
         """Return the array and number of a chunk or shard, in a layout that matches its sources."""

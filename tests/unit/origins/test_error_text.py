@@ -51,7 +51,7 @@ def test_the_reason_is_told_in_few_words(said: str, told: str) -> None:
 
 
 def told(error: BaseException) -> Any:
-    return ObstoreOrigin("b", None, sorted_pages=True)._told(error, "k")
+    return ObstoreOrigin("b", None, sorted_pages=True)._translate_error(error, "k")
 
 
 def test_a_machine_without_keys_of_its_own_is_told_how_to_give_some() -> None:
