@@ -136,11 +136,11 @@ def complete_spec(spec: PlanSpec, first: Callable[[str], bytes]) -> PlanSpec:
     bytes of a field of the dataset's first sample (KeyError if the field is not a bytes field). Raises
     UnknownOpError, UnknownBuildError, and PlanError if the first sample does not determine the arguments.
     """
-    ops = tuple(_completed(op, f"ops[{index}]", first) for index, op in enumerate(spec.ops))
+    ops = tuple(_complete_op(op, f"ops[{index}]", first) for index, op in enumerate(spec.ops))
     return replace(spec, ops=ops)
 
 
-def _completed(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
+def _complete_op(op: OpSpec, path: str, first: Callable[[str], bytes]) -> OpSpec:
     definition = registry.find(op.op, op.version, path)
     op = replace(op, version=definition.version, args=dict(op.args))
     if definition.complete is None:

@@ -94,7 +94,7 @@ _NOTHING: Floats = np.zeros(0)
 
 def make_boxes(corners: Floats, canvas: tuple[int, int]) -> Annotations:
     """Return boxes of [left, top, right, bottom], clipped to the canvas."""
-    return _clipped(corners, np.ones(len(corners)), canvas)
+    return _clip(corners, np.ones(len(corners)), canvas)
 
 
 def make_points(points: Floats, canvas: tuple[int, int], swap: tuple[int, ...] | None) -> Annotations:
@@ -107,7 +107,7 @@ def make_points(points: Floats, canvas: tuple[int, int], swap: tuple[int, ...] |
     return made
 
 
-def _clipped(corners: Floats, seen: Floats, canvas: tuple[int, int]) -> Annotations:
+def _clip(corners: Floats, seen: Floats, canvas: tuple[int, int]) -> Annotations:
     height, width = canvas
     kept = np.clip(corners, 0.0, np.array([width, height, width, height], np.float64))
     whole, left = _areas(corners), _areas(kept)
@@ -127,7 +127,7 @@ def move_boxes(boxes: Annotations, motion: Motion) -> Annotations:
     corners = np.asarray(boxes, np.float64)
     x, y = motion.apply(corners[:, [0, 2, 2, 0]], corners[:, [1, 1, 3, 3]])
     around = np.stack([x.min(1), y.min(1), x.max(1), y.max(1)], axis=1)
-    return _clipped(around, boxes.seen, (motion.height, motion.width))
+    return _clip(around, boxes.seen, (motion.height, motion.width))
 
 
 def move_points(points: Annotations, motion: Motion) -> Annotations:

@@ -107,14 +107,14 @@ class PairRenderer:
         self._known = {key: value for key, value in self._known.items() if key[0] & ~1 == position}
         self._draws = {key: draws for key, draws in self._draws.items() if key[0] & ~1 == position}
         pairing = self.pairing
-        value = self._prepared(row.position, row.sources, draw, start)
+        value = self._prepare_value(row.position, row.sources, draw, start)
         other = self._other(row) if row.partner else None
         if other is None:
             return PairedRow(pairing, value, 1.0, None)
         random = KeyedRandom(self._program.seed, self._epoch, position, pairing.index)
-        return PairedRow(pairing, *self._mixed(value, other.value, random), other)
+        return PairedRow(pairing, *self._mix(value, other.value, random), other)
 
-    def _mixed(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
+    def _mix(self, value: Any, other: Any, random: KeyedRandom) -> tuple[Any, float]:
         tally, op = self._tally, self.pairing.op
         began, taken = tally.clock(), value_bytes(value) + value_bytes(other)
         try:
@@ -127,7 +127,7 @@ class PairRenderer:
         tally.record_call(op, tally.clock() - began, taken, value_bytes(mixed))
         return mixed, weight
 
-    def _prepared(self, position: int, sources: Sequence[Pieces], draw: Draw, start: RowInputs) -> Any:
+    def _prepare_value(self, position: int, sources: Sequence[Pieces], draw: Draw, start: RowInputs) -> Any:
         """Return the value of the field before mixing. Raises as rendering does."""
         pieces = sources[self.number]
         key = position, pieces
@@ -152,7 +152,7 @@ class PairRenderer:
         self._beside = start = RowInputs(self._program.joints, row.partner, self._read, draw, tally, kept)
         start.number = self.number
         try:
-            value = self._prepared(position, row.partner, draw, start)
+            value = self._prepare_value(position, row.partner, draw, start)
             soft = {self._names.index(name): self._label(name, draw, start) for name in pairing.soft}
             labels = {name: self._label(name, draw, start) for name in pairing.others}
         except BadSampleError:  # reported by the partner's own row

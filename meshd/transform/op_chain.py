@@ -227,12 +227,12 @@ class OpChain:
             if is_out_of_memory(error):
                 raise OutOfMemoryError(label) from error
             if isinstance(error, BadSampleError):
-                raise _described(error, value, label) from error
+                raise _describe_error(error, value, label) from error
             raise OpFailedError(label, error) from error
         return value
 
 
-def _described(error: BadSampleError, value: Any, op: str) -> BadSampleError:
+def _describe_error(error: BadSampleError, value: Any, op: str) -> BadSampleError:
     """Return the error of an op, with what the bytes are that it was given, if they are nothing that ops
     read."""
     reason = error.reason

@@ -105,12 +105,12 @@ def _decoding_notes(name: str, ops: list[_FieldOp], first: Callable[[str], bytes
     header = read_image_header(data)
     if header is None:
         return
-    lost = _lost(name, header, mode, len(data)) or _clipped(header, decode.version)
+    lost = _describe_loss(name, header, mode, len(data)) or _clipping_note(header, decode.version)
     if lost:
         yield f"{name!r}, decoded as {mode}: {lost}"
 
 
-def _lost(name: str, header: ImageHeader, mode: str, size: int) -> str:
+def _describe_loss(name: str, header: ImageHeader, mode: str, size: int) -> str:
     """Return what decoding to 0…255 changes of the values stored, and what keeps them; "" if nothing."""
     index = f"ops.decode({name!r}, mode='index')"
     if header.palette and (mode == "gray" or _looks_like_a_mask(name, header, size)):
@@ -138,7 +138,7 @@ def _looks_like_a_mask(name: str, header: ImageHeader, size: int) -> bool:
     return named or header.class_colors or header.bits < 8 or size < _FLAT * header.height * header.width
 
 
-def _clipped(header: ImageHeader, version: str) -> str:
+def _clipping_note(header: ImageHeader, version: str) -> str:
     if version not in ("1", "2") or (header.kind == "uint" and header.bits <= 16):
         return ""
     return (

@@ -160,7 +160,7 @@ class TransformPool:
 
     async def _run(self, spec: RenderSpec, rows: Sequence[RowWork], frame_fd: int) -> RenderResult:
         if self.closed:
-            raise _closed()
+            raise _closed_error()
         if not rows:
             return RenderResult()
         call = RenderCall(spec, frame_fd, len(rows))
@@ -261,7 +261,7 @@ class TransformPool:
     def abandon_slice(self, item: RowSlice, error: Exception | None = None) -> None:
         """Fail `item`, by default because the node is shutting down."""
         self._return_ticket(item, None)
-        item.call.fail_call(error or _closed())
+        item.call.fail_call(error or _closed_error())
         item.call.release_slice()
 
     def on_slice_lost(self, item: RowSlice) -> None:
@@ -335,7 +335,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _closed() -> PoolClosedError:
+def _closed_error() -> PoolClosedError:
     return PoolClosedError("the node is shutting down; retry")
 
 

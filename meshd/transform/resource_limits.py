@@ -48,7 +48,7 @@ class RowWatchdog:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
-        self._begun_with = self._held()
+        self._begun_with = self._private_bytes()
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = self._begun_with + limits.memory
         resource.setrlimit(
@@ -61,9 +61,9 @@ class RowWatchdog:
 
     def used_bytes(self) -> int:
         """Return the bytes in use beyond the initial memory of the process."""
-        return self._held() - self._begun_with
+        return self._private_bytes() - self._begun_with
 
-    def _held(self) -> int:
+    def _private_bytes(self) -> int:
         """Return the private memory of this process in bytes (data and stack, as RLIMIT_DATA counts it)."""
         return int(os.pread(self._statm, 256, 0).split()[5]) * _PAGE
 

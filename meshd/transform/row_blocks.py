@@ -86,7 +86,7 @@ class BlockCopier:
                 run.verify_fixed(stored[places.fields[0][0]])
         pause()
         made = {
-            number: _stacked(chain, stored[number])
+            number: _apply_stacked(chain, stored[number])
             for number, chain in enumerate(chains)
             if number not in ragged
         }
@@ -274,7 +274,7 @@ def _cells_of(data: npt.NDArray[np.uint8], width: int) -> npt.NDArray[np.void]:
     return np.ndarray((data.size - width + 1,), f"V{width}", data, 0, (1,))
 
 
-def _stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+def _apply_stacked(chain: OpChain, stored: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
     """Apply the steps of a chain to the stored bytes of all rows at once. Raises what its ops raise."""
     first, *others = chain.steps
     shape = tuple(extent or 0 for extent in first.output.shape)

@@ -90,7 +90,7 @@ def main(listener: socket.socket, limits: RowLimits = _USUAL) -> None:
             return
 
 
-def _broken(request: RenderRequest, error: Exception) -> RenderReply:
+def _broken_reply(request: RenderRequest, error: Exception) -> RenderReply:
     """Return the reply if the renderer itself failed rather than a row.
 
     That is a defect, which no bad-sample policy covers, or an asset that has moved.
@@ -146,7 +146,7 @@ class _PoolConnection:
             raise
         except Exception as error:
             _log.exception("the renderer failed on a slice of rows")
-            reply, scratch = _broken(request, error), None
+            reply, scratch = _broken_reply(request, error), None
         self._watch.end_row()
         reply = msgspec.structs.replace(reply, seconds=clock() - began, cpu=cpu_seconds() - cpu)
         return reply, () if scratch is None else (scratch,)
@@ -159,13 +159,13 @@ class _PoolConnection:
     def _program(self, request: RenderRequest) -> Program:
         known: Any = self._programs.get(request.program)
         if known is None:
-            known = self._programs[request.program] = self._compiled(request)
+            known = self._programs[request.program] = self._compile(request)
             if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(request.program)
         return known  # type: ignore[no-any-return]  # OrderedDict.get of a known key
 
-    def _compiled(self, request: RenderRequest) -> Program:
+    def _compile(self, request: RenderRequest) -> Program:
         """Compile a program and keep its text: the text is not resent if an asset cannot be read at once."""
         text = self._texts[request.program] = request.program_text or self._texts[request.program]
         self._texts.move_to_end(request.program)
@@ -334,9 +334,9 @@ class SliceRenderer:
         except OutOfMemoryError as error:
             if not self._request.last:
                 raise
-            return self._failed(row, start.number, "bad", error.op, str(error))
+            return self._report_failure(row, start.number, "bad", error.op, str(error))
         except ROW_ERRORS as error:
-            return self._failed(row, start.number, *row_failure(error))
+            return self._report_failure(row, start.number, *row_failure(error))
         for ragged, value in values:
             ragged.add(value)
             self._ragged_bytes += value_bytes(value)
@@ -362,7 +362,7 @@ class SliceRenderer:
         except Exception as error:  # an op that is at fault for one of the rows can raise anything
             for file in block.files:
                 self._copier.forget(self._request.paths[file])
-            return self._failed(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
+            return self._report_failure(row, 0, "read", "copy", f"{type(error).__name__}: {error}"[:300])
         self._copied += block.count
         for number, (lengths, data) in runs.items():
             column = RaggedColumn(number, (), (), pack_integers(lengths), lengths.size)
@@ -413,7 +413,7 @@ class SliceRenderer:
             raise BadSampleError("its ragged fields exceed 1 GiB; resize or crop in the plan", op="row")
         values.append((self._ragged[number], value))
 
-    def _failed(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:
+    def _report_failure(self, row: Row, field_number: int, kind: FailureKind, op: str, message: str) -> bool:
         beside = None if self._pairs is None else self._pairs.through()
         number = field_number if beside is None else beside
         self._failures.append(Failure(row.row, number, kind, op, message, beside is not None))

@@ -100,7 +100,7 @@ class ColorJitter(msgspec.Struct, frozen=True):
         drawn = [random.uniform(max(0.0, 1.0 - strength), 1.0 + strength) for strength in strengths]
         drawn.append(random.uniform(-self.hue, self.hue))
         given = (*strengths, self.hue)
-        return {_CHANGED[which]: drawn[which] for which in _shuffled(4, random) if given[which]}
+        return {_CHANGED[which]: drawn[which] for which in _shuffle(4, random) if given[which]}
 
 
 _CHANGED = ("brightness", "contrast", "saturation", "hue")
@@ -119,7 +119,7 @@ def turn_hue(picture: Image.Image, turn: float) -> Pixels:
     return np.asarray(turned.convert("RGB"))
 
 
-def _shuffled(count: int, random: KeyedRandom) -> list[int]:
+def _shuffle(count: int, random: KeyedRandom) -> list[int]:
     order = list(range(count))
     for last in range(count - 1, 0, -1):
         other = random.integer(last + 1)
@@ -224,16 +224,18 @@ class RandAugment(msgspec.Struct, frozen=True):
         return field
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
-        for which, strength in self._drawn(random):
+        for which, strength in self._draw_changes(random):
             value = CHANGES[which][1](value, strength, self.fill)
         return value
 
     def draws(self, random: KeyedRandom) -> dict[str, list[str]]:
         return {
-            "changes": [f"{CHANGES[which][0]} {strength:+.2f}" for which, strength in self._drawn(random)]
+            "changes": [
+                f"{CHANGES[which][0]} {strength:+.2f}" for which, strength in self._draw_changes(random)
+            ]
         }
 
-    def _drawn(self, random: KeyedRandom) -> list[tuple[int, float]]:
+    def _draw_changes(self, random: KeyedRandom) -> list[tuple[int, float]]:
         size = self.strength / (STRENGTHS - 1)
         return [
             (random.integer(len(CHANGES)), -size if random.chance(0.5) else size) for _ in range(self.count)

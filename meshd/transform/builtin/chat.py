@@ -58,10 +58,10 @@ def _environment() -> tuple[Any, Any]:
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_noted")
+            call = self.call_method("_note_text")
             return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-        def _noted(self, caller: Callable[[], str]) -> str:
+        def _note_text(self, caller: Callable[[], str]) -> str:
             text = caller()
             if self.pieces is not None:
                 before, spans = self.pieces
@@ -242,9 +242,9 @@ class TokenizeChat:
         conversation = _conversation(value)
         if self.output == "tokens":
             text, _ = self._template.render(conversation, prompt=self.prompt)
-            return np.array(self._encoded(text).ids, self.dtype)
+            return np.array(self._encode(text).ids, self.dtype)
         text, spans = self._template.answers(conversation)
-        encoded = self._encoded(text)
+        encoded = self._encode(text)
         mask = np.zeros(len(encoded.ids), np.uint8)
         for start, end in spans:
             if start < end:
@@ -254,7 +254,7 @@ class TokenizeChat:
                 mask[first : last + 1] = 1
         return mask
 
-    def _encoded(self, text: str) -> Any:
+    def _encode(self, text: str) -> Any:
         try:
             return self._tokenizer.encode(text, add_special_tokens=False)
         except BaseException as error:  # a panic of the library is not an Exception

@@ -62,7 +62,7 @@ _VALUES = Parameter("values", choice("modality", "stored", "display"), "modality
 _WINDOW = Parameter("window", _window, None)
 
 
-def _delivered(values: Values, stored: str, channels: int) -> str:
+def _delivered_dtype(values: Values, stored: str, channels: int) -> str:
     """Return the dtype that is delivered of files with such values."""
     if channels == 3 or values == "display":
         return "uint8"
@@ -122,7 +122,7 @@ class DecodeDicom:
         if {"frames", "dtype", "channels"} <= given.keys():
             return given
         reader = DicomReader(first())
-        delivered = _delivered(given.get("values", "modality"), reader.dtype, reader.channels)
+        delivered = _delivered_dtype(given.get("values", "modality"), reader.dtype, reader.channels)
         return {"frames": reader.frames > 1, "dtype": delivered, "channels": reader.channels} | given
 
     def infer(self, field: FieldType) -> FieldType:

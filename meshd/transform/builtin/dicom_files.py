@@ -132,9 +132,9 @@ class DicomReader:
         if self.channels == 3:
             return values
         with _blame_file("its window cannot be read"):
-            return self._shown(values, frame, window)
+            return self._apply_window(values, frame, window)
 
-    def _shown(self, values: Numbers, frame: int, window: Sequence[float] | None) -> Numbers:
+    def _apply_window(self, values: Numbers, frame: int, window: Sequence[float] | None) -> Numbers:
         function = str(self._file.get("VOILUTFunction") or "LINEAR")
         if window is None:
             center = self._number(frame, "FrameVOILUTSequence", "WindowCenter")
@@ -193,10 +193,10 @@ def _blame_file(what: str) -> Iterator[None]:
     except (BadSampleError, MemoryError):
         raise
     except Exception as error:
-        raise BadSampleError(f"{what}: {_told(error)}") from error
+        raise BadSampleError(f"{what}: {_error_text(error)}") from error
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if "missing dependencies" in text:
         found = re.search(r"'[^']*'", text)

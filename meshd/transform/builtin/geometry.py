@@ -68,9 +68,9 @@ class PadBytes(msgspec.Struct, frozen=True):
 
     def infer(self, field: FieldType) -> FieldType:
         check_image(field)
-        return self._padded(field, "uint8")
+        return self._padded_type(field, "uint8")
 
-    def _padded(self, field: FieldType, dtype: str) -> FieldType:
+    def _padded_type(self, field: FieldType, dtype: str) -> FieldType:
         top, right, bottom, left = self.border
         height, width = field.shape[0], field.shape[1]
         return image(
@@ -117,7 +117,7 @@ class Pad(PadBytes, frozen=True):
     def infer(self, field: FieldType) -> FieldType:
         check_image(field)
         _check_fill(field, self.fill)
-        return self._padded(field, field.dtype)
+        return self._padded_type(field, field.dtype)
 
     def apply(self, value: Pixels, random: KeyedRandom) -> Pixels:
         return self._pad(value, value.dtype)
@@ -378,7 +378,7 @@ class HorizontalFlip(msgspec.Struct, frozen=True):
         return field
 
     def apply(self, value: npt.NDArray[Any], random: KeyedRandom) -> npt.NDArray[Any]:
-        return _mirrored(value) if random.chance(self.p) else value
+        return _mirror(value) if random.chance(self.p) else value
 
     def motion(self, height: int, width: int, random: KeyedRandom) -> Motion | None:
         return Motion(height, width, xx=-1.0, x0=width) if random.chance(self.p) else None
@@ -410,8 +410,8 @@ class _FlippedToChw(msgspec.Struct, frozen=True):
             split_into(value, planes)
             mirror_into(planes, row)
         else:
-            self.planes.write_row(_mirrored(value), row, random)
+            self.planes.write_row(_mirror(value), row, random)
 
 
-def _mirrored(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _mirror(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return pixels(cv2.flip(value, 1))

@@ -103,7 +103,7 @@ def read_volume(data: bytes, *, header_only: bool = False) -> Volume:
     Raises BadSampleError.
     """
     packed = data[:2] == _GZIP
-    head = _unpacked(data, _HEAD, part=True) if packed else data[:_HEAD]
+    head = _unpack(data, _HEAD, part=True) if packed else data[:_HEAD]
     try:
         header = _header(head)
         shape = tuple(int(extent) for extent in header.get_data_shape())
@@ -121,7 +121,7 @@ def read_volume(data: bytes, *, header_only: bool = False) -> Volume:
     count, end = math.prod(shape), start + math.prod(shape) * kind.itemsize
     if header_only:
         return Volume(np.broadcast_to(np.zeros((), kind), shape), slope, offset or 0.0, affine)
-    content = _unpacked(data, end) if packed else data
+    content = _unpack(data, end) if packed else data
     if len(content) < end:
         raise BadSampleError(f"truncated: the header needs {end} bytes, and there are {len(content)}")
     voxels = np.frombuffer(content, kind, count, start).reshape(shape, order="F")
@@ -142,7 +142,7 @@ def _header(head: bytes) -> Any:
     raise BadSampleError(f"not {FORMATS.replace('`', '')}")
 
 
-def _unpacked(data: bytes, size: int, *, part: bool = False) -> bytes:
+def _unpack(data: bytes, size: int, *, part: bool = False) -> bytes:
     """Return the first `size` bytes of a gzip file, whose checksums are verified unless `part`.
 
     Raises BadSampleError, also if there is much more.
@@ -228,18 +228,18 @@ class Nifti:
         if self.part == "values":
             found = self.open(value)
             return found.values((slice(None),) * found.voxels.ndim, self.dtype)
-        found = self._turned(read_volume(value, header_only=True))
+        found = self._turn(read_volume(value, header_only=True))
         if self.part == "affine":
             return found.affine
         spacing: npt.NDArray[Any] = np.sqrt(np.square(found.affine[:3, :3]).sum(axis=0))
         return spacing
 
-    def _turned(self, found: Volume) -> Volume:
+    def _turn(self, found: Volume) -> Volume:
         return found if self.orient is None else found.turned(self.orient)
 
     def open(self, value: bytes) -> Volume:
         """Return the volume, as yet unconverted. Raises BadSampleError."""
-        found = self._turned(read_volume(value))
+        found = self._turn(read_volume(value))
         checked_shape(found.voxels, self.shape)
         return found
 

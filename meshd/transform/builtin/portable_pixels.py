@@ -48,11 +48,11 @@ def linear_resize_portable(image: Image, height: int, width: int) -> Image:
     part[(at < 0) | (at >= columns - 1)] = 0  # OpenCV does so for columns alone; it matters for the last bit
     lines = np.ascontiguousarray(image.swapaxes(0, 1)).reshape(columns, -1)
     across = np.empty((width, lines.shape[1]), np.int16)
-    for piece, first, second in _weighted(lines, at, part):
+    for piece, first, second in _weigh_lines(lines, at, part):
         across[piece] = (first + second) >> 4
     lines = np.ascontiguousarray(across.reshape(width, rows, channels).swapaxes(0, 1)).reshape(rows, -1)
     down = np.empty((height, lines.shape[1]), np.uint8)
-    for piece, first, second in _weighted(lines, *_positions(rows, height)):
+    for piece, first, second in _weigh_lines(lines, *_positions(rows, height)):
         down[piece] = ((first >> 16) + (second >> 16) + 2) >> 2
     return down.reshape(height, width, channels)
 
@@ -73,7 +73,7 @@ def blend_portable(first: Image, second: Image, factor: float) -> Image:
     return made.clip(0, 255, out=made).astype(np.uint8)
 
 
-def _weighted(lines: Lines, at: Indices, part: Shares) -> Iterator[tuple[slice, Integers, Integers]]:
+def _weigh_lines(lines: Lines, at: Indices, part: Shares) -> Iterator[tuple[slice, Integers, Integers]]:
     """Yield, for pieces of the wanted lines, both of `lines` ([n, values]) that each is made of, times their
     weights. A piece fits in the processor's cache, which halves the time."""
     last, step = len(lines) - 1, max(1, _PIECE // lines.shape[1])

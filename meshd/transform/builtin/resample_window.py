@@ -121,13 +121,13 @@ def resample_as_pillow(image: Image, height: int, width: int, filter: Filter) ->
     how, channels = _PILLOW[filter], image.shape[2]
     mode = _MODES.get(channels) if image.dtype == np.uint8 else None
     if mode is None:
-        planes = [_resized(image[:, :, number], height, width, how) for number in range(channels)]
+        planes = [_resize_plane(image[:, :, number], height, width, how) for number in range(channels)]
         return planes[0][:, :, None] if channels == 1 else np.stack(planes, axis=2)
     picture = Pictures.frombuffer(mode, image.shape[1::-1], np.ascontiguousarray(image), "raw", mode, 0, 1)
     return np.asarray(picture.resize((width, height), how))
 
 
-def _resized(plane: Image, height: int, width: int, how: Pictures.Resampling) -> Image:
+def _resize_plane(plane: Image, height: int, width: int, how: Pictures.Resampling) -> Image:
     # Pillow has no 16-bit filters that round; a float32 holds every uint16, and its sums are exact enough.
     wide = plane.dtype == np.uint16
     picture = Pictures.fromarray(np.ascontiguousarray(plane, np.float32 if wide else None))
@@ -160,10 +160,12 @@ def _halve(image: Image, height: int, width: int) -> Image:
         odd_y, odd_x = rows % by_y, columns % by_x
         if odd_y or odd_x:
             image = pixels(cv2.copyMakeBorder(image, 0, odd_y, 0, odd_x, cv2.BORDER_REPLICATE))
-        image = _rows_halved(image) if by_x == 1 else _columns_halved(image) if by_y == 1 else _halved(image)
+        image = (
+            _rows_halved(image) if by_x == 1 else _columns_halved(image) if by_y == 1 else _halve_image(image)
+        )
 
 
-def _halved(image: Image) -> Image:
+def _halve_image(image: Image) -> Image:
     rows, columns = image.shape[:2]
     return pixels(cv2.resize(image, (columns // 2, rows // 2), interpolation=cv2.INTER_AREA))
 

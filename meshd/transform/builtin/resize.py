@@ -60,7 +60,7 @@ def _check_dtype(field: FieldType, filter: Filter) -> None:
         raise ValueError(f'the filter "{filter}" does not take {field}; use filter "nearest"{others}')
 
 
-def _resized(field: FieldType, size: tuple[int | None, int | None]) -> FieldType:
+def _resized_type(field: FieldType, size: tuple[int | None, int | None]) -> FieldType:
     return image(*size, channels_of(field), dtype=field.dtype)
 
 
@@ -74,11 +74,11 @@ class _Resize(msgspec.Struct, frozen=True):
         check_image(field)
         _check_dtype(field, self.filter)
         if isinstance(self.size, tuple):
-            return _resized(field, self.size)
+            return _resized_type(field, self.size)
         height, width = field.shape[0], field.shape[1]
         if height is None or width is None:
-            return _resized(field, (None, None))
-        return _resized(field, _shorter_to(self.size, height, width))
+            return _resized_type(field, (None, None))
+        return _resized_type(field, _shorter_to(self.size, height, width))
 
     def window(self, height: int, width: int, random: KeyedRandom) -> ResampleWindow:
         out = self.size if isinstance(self.size, tuple) else _shorter_to(self.size, height, width)
@@ -133,7 +133,7 @@ class CenterCropFloor(msgspec.Struct, frozen=True):
         height, width = field.shape[0], field.shape[1]
         if (height is not None and height < self.size[0]) or (width is not None and width < self.size[1]):
             raise ValueError(f"cannot cut {self.size[0]}×{self.size[1]} out of {field}; resize first")
-        return _resized(field, self.size)
+        return _resized_type(field, self.size)
 
     def window(self, height: int, width: int, random: KeyedRandom) -> ResampleWindow:
         rows, columns = self.size
@@ -197,7 +197,7 @@ class RandomResizedCropFast(msgspec.Struct, frozen=True):
     def infer(self, field: FieldType) -> FieldType:
         check_image(field)
         _check_dtype(field, self.filter)
-        return _resized(field, self.size)
+        return _resized_type(field, self.size)
 
     def window(self, height: int, width: int, random: KeyedRandom) -> ResampleWindow:
         area = height * width

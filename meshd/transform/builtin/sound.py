@@ -157,7 +157,7 @@ class DecodeAudio:
     def fuse(self, following: Operation) -> Operation | None:
         if isinstance(following, Mono) and self.dtype == "float32":
             return self if self.channels == 1 else _MixedAudio(self)
-        return _windowed(self, following)
+        return _decode_window(self, following)
 
 
 class _MixedAudio(msgspec.Struct, frozen=True):
@@ -182,10 +182,10 @@ class _MixedAudio(msgspec.Struct, frozen=True):
         return _mean_of_channels(self.decode.decode_range(reader, start, stop))
 
     def fuse(self, following: Operation) -> Operation | None:
-        return _windowed(self, following)
+        return _decode_window(self, following)
 
 
-def _windowed(decode: DecodeAudio | _MixedAudio, following: Operation) -> Operation | None:
+def _decode_window(decode: DecodeAudio | _MixedAudio, following: Operation) -> Operation | None:
     if isinstance(following, Window) and all(extent is None for extent in following.extents[1:]):
         return _WindowedAudio(decode, following)
     return None

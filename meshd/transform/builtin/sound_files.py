@@ -62,7 +62,7 @@ class SoundReader:
         try:
             self._file: Any = file(io.BytesIO(data))
         except (RuntimeError, ValueError, TypeError) as error:
-            raise BadSampleError(f"not a readable sound file: {_told(error)}") from None
+            raise BadSampleError(f"not a readable sound file: {_error_text(error)}") from None
         self.rate, self.channels = int(self._file.samplerate), int(self._file.channels)
         self.frames = int(self._file.frames)
         if self._file.format not in _KNOWN:
@@ -93,7 +93,7 @@ class SoundReader:
             self._skip_to(start)
             read = self._file.read(stop - start, dtype="float32", always_2d=True)
         except (RuntimeError, ValueError) as error:
-            raise BadSampleError(f"damaged after frame {self._at}: {_told(error)}") from None
+            raise BadSampleError(f"damaged after frame {self._at}: {_error_text(error)}") from None
         self._at += len(read)
         if self._at != stop:
             raise BadSampleError(f"truncated: it has {self._at} frames of the {self.frames} in its header")
@@ -122,7 +122,7 @@ def check_length(frames: int, channels: int) -> None:
         )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (
         (getattr(error, "error_string", "") or str(error) or type(error).__name__).strip().rstrip(".")[:100]
     )

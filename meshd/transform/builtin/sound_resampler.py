@@ -55,12 +55,12 @@ class Resampler(msgspec.Struct, frozen=True):
         made = np.empty((stop - start, inside.shape[1]), np.float32)
         for channel in range(inside.shape[1]):
             sound = np.pad(inside[:, channel], padding)
-            made[:, channel] = self._filtered(sound, end - group)[
+            made[:, channel] = self._filter(sound, end - group)[
                 start - group * self.new : stop - group * self.new
             ]
         return made
 
-    def _filtered(self, sound: Floats, groups: int) -> Floats:
+    def _filter(self, sound: Floats, groups: int) -> Floats:
         """Return groups × new values; `sound` begins where the first filter does."""
         made = np.empty((groups, self.new), np.float32)
         at = self.first - self.first[0]

@@ -72,7 +72,7 @@ def decode_indices(data: bytes) -> npt.NDArray[np.uint8]:
     if header.dtype != "uint8" or header.channels != 1:
         what = described_values(header.dtype, header.channels)
         raise BadSampleError(f'an image with {what} has no indices: decode it with mode "rgb" or "unchanged"')
-    return _checked(_by_pillow(data, header), header, "uint8", 1)
+    return _check(_by_pillow(data, header), header, "uint8", 1)
 
 
 def decode_unchanged(data: bytes, dtype: str, channels: int) -> npt.NDArray[Any]:
@@ -93,10 +93,10 @@ def decode_unchanged(data: bytes, dtype: str, channels: int) -> npt.NDArray[Any]
         found = _by_pillow(data, header)
     else:
         found = _by_opencv(data, header)
-    return _checked(found, header, dtype, channels)
+    return _check(found, header, dtype, channels)
 
 
-def _checked(found: npt.NDArray[Any], header: ImageHeader, dtype: str, channels: int) -> npt.NDArray[Any]:
+def _check(found: npt.NDArray[Any], header: ImageHeader, dtype: str, channels: int) -> npt.NDArray[Any]:
     if found.ndim == 2:
         found = found[:, :, None]
     if found.shape != (header.height, header.width, channels) or found.dtype != dtype:

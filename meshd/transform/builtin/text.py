@@ -132,13 +132,13 @@ class Json:
     def apply(self, value: bytes, random: KeyedRandom) -> Any:
         found = self._find(value)
         if self.type == "json":
-            return self._encoded(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
+            return self._encode(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
         if self.type == "text":
             if isinstance(found, (list, dict)):
                 raise BadSampleError(f"{self._wrong(found, 'a text')}; type='json' takes it, as JSON")
             if not isinstance(found, str):
                 raise self._wrong(found, "a text")
-            return self._encoded(found)
+            return self._encode(found)
         if self.type == "integer":
             return self._integer(found)
         if self.type == "number":
@@ -160,7 +160,7 @@ class Json:
             found = found[step]
         return found
 
-    def _encoded(self, text: str) -> bytes:
+    def _encode(self, text: str) -> bytes:
         try:
             return text.encode()
         except UnicodeEncodeError as error:

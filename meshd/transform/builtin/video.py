@@ -79,7 +79,7 @@ class VideoReader:
             self._check_stream()
             self._list_packets()
         except (self._av.error.FFmpegError, ValueError, EOFError) as error:
-            raise BadSampleError(f"not a readable video: {_told(error)}") from None
+            raise BadSampleError(f"not a readable video: {_error_text(error)}") from None
         self._converter: Any = self._av.video.reformatter.VideoReformatter()  # set up once for all frames
         self._decoding: Iterator[Any] | None = None
         self._at = -1  # the time of the last frame that was decoded
@@ -156,7 +156,7 @@ class VideoReader:
             try:
                 yield number, self._converter.reformat(frame, format="rgb24").to_ndarray()
             except (self._av.error.FFmpegError, ValueError) as error:
-                raise BadSampleError(f"frame {number} cannot be converted: {_told(error)}") from None
+                raise BadSampleError(f"frame {number} cannot be converted: {_error_text(error)}") from None
 
     def _decode_until(self, time: int) -> Any:
         """Return the frame of this time. Raises BadSampleError if there is none."""
@@ -190,11 +190,11 @@ class VideoReader:
         try:
             self._file.seek(key, stream=self._stream, backward=True, any_frame=False)
         except (self._av.error.FFmpegError, ValueError, EOFError) as error:
-            raise BadSampleError(f"its index is damaged: {_told(error)}") from None
+            raise BadSampleError(f"its index is damaged: {_error_text(error)}") from None
         self._decoding, self._at = self._file.decode(self._stream), key - 1
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(getattr(error, "strerror", "") or error or type(error).__name__)[:100]
 
 

@@ -36,7 +36,7 @@ def require_codecs(codecs: Sequence[Mapping[str, Any]]) -> None:
         if codec["id"] == "grib":
             _eccodes()
         elif codec["id"] not in _BUILT_IN:
-            _configured(codec)
+            _configure_codec(codec)
 
 
 def decode_chunk(codecs: Sequence[Mapping[str, Any]], data: bytes, size: int) -> bytes:
@@ -44,7 +44,7 @@ def decode_chunk(codecs: Sequence[Mapping[str, Any]], data: bytes, size: int) ->
     for codec in reversed(codecs):
         name = codec["id"]
         try:
-            data = _decoded(codec, data, size * _GROWTH + 64)
+            data = _decode(codec, data, size * _GROWTH + 64)
         except BadSampleError:
             raise
         except Exception as error:
@@ -54,7 +54,7 @@ def decode_chunk(codecs: Sequence[Mapping[str, Any]], data: bytes, size: int) ->
     return data
 
 
-def _decoded(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
+def _decode(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
     name = codec["id"]
     if name in _STREAMS:
         stream = _STREAMS[name](codec)
@@ -78,7 +78,7 @@ def _decoded(codec: Mapping[str, Any], data: bytes, most: int) -> bytes:
         raise BadSampleError("a chunk of packed bits is larger than a chunk")
     if len(data) > most:
         raise BadSampleError("a chunk is larger than the metadata says")
-    return np.ascontiguousarray(_configured(codec).decode(data)).tobytes()
+    return np.ascontiguousarray(_configure_codec(codec).decode(data)).tobytes()
 
 
 def _grib_values(message: bytes, dtype: str, most: int) -> bytes:
@@ -114,7 +114,7 @@ _STREAMS: Final[dict[str, Callable[[Mapping[str, Any]], Any]]] = {
 _BUILT_IN = (*_STREAMS, "crc32c_end")
 
 
-def _configured(codec: Mapping[str, Any]) -> Any:
+def _configure_codec(codec: Mapping[str, Any]) -> Any:
     return _numcodecs().get_codec(dict(codec))
 
 

@@ -66,7 +66,7 @@ class Zarr:
         array, data = self._array, value
         alone = array.inner == 1 or (not array.inner and array.chunk == 1)
         for encoding in reversed(array.encodings if alone else ()):
-            data = _decoded(encoding, data, array.row_bytes + 4)
+            data = _decode(encoding, data, array.row_bytes + 4)
         if len(data) != array.row_bytes:
             raise BadSampleError(f"a row of {len(data)} bytes; the metadata says {array.row_bytes}")
         kind = np.dtype(array.dtype)
@@ -106,7 +106,7 @@ class ZarrChunk:
         if isinstance(array, ZarrVariable):
             return _decoded_chunk(array, data)
         for encoding in reversed(array.layout.encodings):
-            data = _decoded(encoding, data, array.row_bytes + 4)
+            data = _decode(encoding, data, array.row_bytes + 4)
         if len(data) != array.row_bytes:
             raise BadSampleError(f"a chunk of {len(data)} bytes; the metadata says {array.row_bytes}")
         kind = np.dtype(array.dtype)
@@ -134,7 +134,7 @@ def _decoded_chunk(array: ZarrVariable, data: bytes) -> npt.NDArray[Any]:
     return np.ascontiguousarray(stored.transpose(np.argsort(array.axes)), kind.newbyteorder("="))
 
 
-def _decoded(encoding: str, data: bytes, most: int) -> bytes:
+def _decode(encoding: str, data: bytes, most: int) -> bytes:
     """Decode at most `most` bytes (a checksum may be included) plus one. Raises BadSampleError."""
     try:
         if encoding == "gzip":

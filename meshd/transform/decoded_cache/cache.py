@@ -257,10 +257,10 @@ class DecodedCache:
     def _make_room(self, table: Table, why: str, state: PlanState, wanted: int, now: float) -> bool:
         """Drop some entries of samples that moved to other nodes, so that the table, bounded by `why`, can
         take `wanted` bytes more; else segments of less value. Returns whether it can take any."""
-        gained = self._give_back(self._bounded(table, why, state), wanted)
+        gained = self._give_back(self._tables_under_limit(table, why, state), wanted)
         return gained or (why == NO_ROOM and self._replace(table, wanted, now))
 
-    def _bounded(self, table: Table, why: str, state: PlanState) -> Iterable[Table]:
+    def _tables_under_limit(self, table: Table, why: str, state: PlanState) -> Iterable[Table]:
         """Return the tables that count towards the limit which bounds a table."""
         if why == NO_ROOM:
             return self._by_number.values()

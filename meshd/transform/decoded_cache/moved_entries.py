@@ -52,7 +52,7 @@ class MovedEntries:
         """
         for table in tables:
             if table.segments and (samples := self._samples(table)):
-                return self._segments.give_back(table, islice(_taken(samples), AT_ONCE), wanted)
+                return self._segments.give_back(table, islice(_drain(samples), AT_ONCE), wanted)
         return None
 
     def _samples(self, table: Table) -> deque[int] | None:
@@ -70,7 +70,7 @@ class MovedEntries:
         for table in wanted:
             own = table.own_rows
             if own is not None:
-                samples = await asyncio.to_thread(_moved, table, list(table.segments), own)
+                samples = await asyncio.to_thread(_moved_rows, table, list(table.segments), own)
                 if table.segments:  # else it was dropped in the meantime
                     self._found[table] = _Found(own, deque(samples))
 
@@ -80,12 +80,12 @@ class MovedEntries:
         self._wanted.discard(table)
 
 
-def _taken(samples: deque[int]) -> Iterator[int]:
+def _drain(samples: deque[int]) -> Iterator[int]:
     while samples:
         yield samples.popleft()
 
 
-def _moved(table: Table, segments: Sequence[int], own: OwnRows) -> list[int]:
+def _moved_rows(table: Table, segments: Sequence[int], own: OwnRows) -> list[int]:
     kept = table.kept_samples(segments, BLOCK)
     moved: list[int] = kept[~own.include(kept)].tolist() if kept.size else []
     return moved

@@ -69,7 +69,7 @@ class WindowedImage:
         rows = self._kept_rows(shrink, first, end, began)
         if rows is not None:
             return self._decoder.cut(rows, window, shrink, first)
-        return self._decoder.cut(self._decoded(window, shrink), window, shrink, 0)
+        return self._decoder.cut(self._decode(window, shrink), window, shrink, 0)
 
     def keep_window(self, random: KeyedRandom) -> None:
         """Store the image at the reduction of the window that `random` draws, unless it is kept.
@@ -81,7 +81,7 @@ class WindowedImage:
             return
         table = self._tables.get(shrink)
         if table is None:
-            self._decoded(window, shrink)
+            self._decode(window, shrink)
             self.verdict = MEASURED
         elif shrink not in self._wanted or table.segment < 0:
             self.verdict = REFUSED
@@ -143,7 +143,7 @@ class WindowedImage:
         self._recorder.add_hit(self._tables[shrink].table, self._recorder.clock.since(began), size)
         return rows
 
-    def _decoded(self, window: Any, shrink: int) -> Any:
+    def _decode(self, window: Any, shrink: int) -> Any:
         """Decode the image: whole, if it is to be kept."""
         opened, clock = self._open(), self._recorder.clock
         began, table = clock.mark(), self._tables.get(shrink)

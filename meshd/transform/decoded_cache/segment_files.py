@@ -41,7 +41,7 @@ _RESERVED_BYTES: Final = 8 << 20
 """Disk space that is reserved for a segment at a time."""
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -74,7 +74,7 @@ class SegmentFiles:
         head, body = encode_entry(table, sample, value, image)
         failpoints.hit("decoded_cache.append")
         fd, length = self._descriptor(path), len(head) + len(body)
-        start, reserved = self._ends.get(path) or (_aligned(os.fstat(fd).st_size), 0)
+        start, reserved = self._ends.get(path) or (_align(os.fstat(fd).st_size), 0)
         if start + length > reserved:
             reserved = max(start + length, min(capacity, start + _RESERVED_BYTES))
             reserve_space(fd, start, reserved - start)
@@ -85,7 +85,7 @@ class SegmentFiles:
             if not more:
                 raise OSError("the segment takes no more bytes")
             written += more
-        self._ends[path] = _aligned(start + length), reserved
+        self._ends[path] = _align(start + length), reserved
         self._ends.move_to_end(path)
         if len(self._ends) > _OPEN_FILES:
             self._ends.popitem(last=False)

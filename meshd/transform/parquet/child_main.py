@@ -154,14 +154,14 @@ def _be_reader(settings: dict[str, Any], link: int, parent: int) -> NoReturn:
 
 def _read_file(link: _Link, settings: dict[str, Any]) -> None:
     try:
-        converter = _confined(settings["memory"], settings["kind"])
+        converter = _confine(settings["memory"], settings["kind"])
     except OSError as error:
         link.fail("refused", _refusal(error))
     else:
         _send_rows(link, converter, _Source(link, settings["size"]))
 
 
-def _confined(memory: int, kind: str) -> Converter:
+def _confine(memory: int, kind: str) -> Converter:
     """Drop all rights and return the converter. Raises OSError."""
     statm = os.open("/proc/self/statm", os.O_RDONLY)
     restrictions.set_resource_limits()

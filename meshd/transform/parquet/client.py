@@ -57,27 +57,27 @@ def parquet_rows(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:
-            reader = _started(theirs, {"size": size, "memory": memory, "kind": kind}, silent)
+            reader = _start(theirs, {"size": size, "memory": memory, "kind": kind}, silent)
         ours.settimeout(silent)
         try:
             yield from _received_pieces(ours, read, size)
         except TimeoutError:
             raise _silent(silent) from None
         except (ConnectionError, EOFError):
-            raise _ended(reader) from None
+            raise _end_error(reader) from None
         finally:
             reader.end()
 
 
-def _started(link: socket.socket, settings: dict[str, object], silent: float) -> Reader:
+def _start(link: socket.socket, settings: dict[str, object], silent: float) -> Reader:
     try:
         return start_reader(link, settings, silent)
     except TimeoutError:
         raise ParquetInterruptedError(f"its reader did not start within {silent:.0f} s") from None
     except TemplateEndedError as error:
         if -error.code in _FROM_OUTSIDE:
-            raise _interrupted(error.code) from None
-        raise ParquetUnsupportedError(_crashed(error.code)) from None
+            raise _interrupted_error(error.code) from None
+        raise ParquetUnsupportedError(_crash_text(error.code)) from None
 
 
 def _silent(seconds: float) -> ParquetError:
@@ -123,23 +123,23 @@ def _plain(text: str) -> str:
     return " ".join("".join(each if each.isprintable() else " " for each in text[:MAX_TOLD]).split())
 
 
-def _ended(reader: Reader) -> Exception:
+def _end_error(reader: Reader) -> Exception:
     try:
         code = reader.exit_code()
     except TemplateEndedError as error:  # which reads no file: it was ended, and its readers with it
-        return _interrupted(error.code)
+        return _interrupted_error(error.code)
     except TimeoutError:
         return ParquetError("its reader closed its socket")
     if code == -signal.SIGXCPU:
         return ParquetError("reading it took too much CPU time")
-    return ParquetError(_crashed(code))
+    return ParquetError(_crash_text(code))
 
 
-def _interrupted(code: int) -> ParquetInterruptedError:
+def _interrupted_error(code: int) -> ParquetInterruptedError:
     return ParquetInterruptedError(f"the process that its reader came from ended: {_exit(code)}")
 
 
-def _crashed(code: int) -> str:
+def _crash_text(code: int) -> str:
     return f"its reader crashed ({_exit(code)})"
 
 

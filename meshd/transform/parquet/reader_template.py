@@ -39,7 +39,7 @@ class TemplateEndedError(Exception):
         self.code = code
 
 
-def _received(status: socket.socket) -> bytes:
+def _receive(status: socket.socket) -> bytes:
     """Receive one message; nothing if the template has ended. Raises TimeoutError."""
     try:
         return status.recv(64)
@@ -60,7 +60,7 @@ class Reader:
         """Wait for the end of a process that has closed its socket; return its exit code, as of
         `subprocess`. Raises TimeoutError, TemplateEndedError."""
         self._status.settimeout(_ENDING_SECONDS)
-        told = _received(self._status)
+        told = _receive(self._status)
         if not told:
             raise TemplateEndedError(self._template.wait())
         return int(told)
@@ -135,7 +135,7 @@ class ReaderTemplate:
             with theirs:
                 self._send(settings, link, theirs)
             status.settimeout(seconds)
-            self._take_answer(_received(status))
+            self._take_answer(_receive(status))
         except BaseException:
             reader.abandon()
             raise

@@ -34,7 +34,7 @@ class PreviewConverter:
         columns: list[list[str | None]] = []
         if first is not None:
             some = first.slice(0, MAX_ROWS)
-            columns = [[_shown(value) for value in some.column(number)] for number in range(len(fields))]
+            columns = [[_value_text(value) for value in some.column(number)] for number in range(len(fields))]
         document = {
             "columns": [[field.name[:_TEXT], str(field.type)[:_TEXT]] for field in fields],
             "hidden": max(0, len(schema) - MAX_COLUMNS),
@@ -45,7 +45,7 @@ class PreviewConverter:
             yield data[at : at + PIECE]
 
 
-def _shown(value: pa.Scalar) -> str | None:
+def _value_text(value: pa.Scalar) -> str | None:
     return None if not value.is_valid else _text(value, _DEPTH)[:_TEXT]
 
 

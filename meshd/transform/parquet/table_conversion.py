@@ -267,7 +267,7 @@ def _column(found: pa.Field, *, within: bool) -> TableColumn | None:
         inner, number = _inner_shape(kind.value_type) if within else ((), kind.value_type)
         element = _dtype(number)
         if inner:
-            return _nested(element, (kind.list_size if fixed else None, *inner))
+            return _nested_column(element, (kind.list_size if fixed else None, *inner))
         if not element or (fixed and not 0 < kind.list_size * np.dtype(element).itemsize <= BLOCK_BYTES):
             return None
         told = f"list<{element}>{[kind.list_size] if fixed else ''}"  # its elements have various names
@@ -285,7 +285,7 @@ def _inner_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType]:
     return tuple(sizes), kind
 
 
-def _nested(element: str, shape: tuple[int | None, ...]) -> TableColumn | None:
+def _nested_column(element: str, shape: tuple[int | None, ...]) -> TableColumn | None:
     """Return the column of lists in lists; a null anywhere in one makes all of it a null."""
     sizes = [size for size in shape if size is not None]
     if not element or not 0 < math.prod(sizes) * np.dtype(element).itemsize <= BLOCK_BYTES:

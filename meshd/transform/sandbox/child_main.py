@@ -64,9 +64,11 @@ def preload(source: str, finder: WheelFinder | None = None) -> dict[str, str]:
     """
     failures: dict[str, str] = {}
     sys.meta_path.insert(0, _NotOurs())
-    theirs = () if finder is None else (*WARMED, *chain.from_iterable(map(_imported, finder.sources())))
+    theirs = () if finder is None else (*WARMED, *chain.from_iterable(map(_imported_names, finder.sources())))
     provided = set() if finder is None else finder.packages()
-    for name in dict.fromkeys((*_ALWAYS, *_imported(source), *islice(dict.fromkeys(theirs), _FROM_WHEELS))):
+    for name in dict.fromkeys(
+        (*_ALWAYS, *_imported_names(source), *islice(dict.fromkeys(theirs), _FROM_WHEELS))
+    ):
         if name.partition(".")[0] in provided:
             continue
         try:
@@ -90,7 +92,7 @@ def _warm(module: ModuleType) -> None:
         importlib.import_module("PIL.Image").init()
 
 
-def _imported(source: str) -> list[str]:
+def _imported_names(source: str) -> list[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -223,7 +225,7 @@ class _SandboxedModule:
             return {"error": self._broken}
         try:
             module = self._run()
-            declared = self._declared(module)
+            declared = self._declarations(module)
         except MemoryError:
             self._out_of_memory()
         except BaseException as error:
@@ -245,7 +247,7 @@ class _SandboxedModule:
         why = self._failures.get(name, str(error))
         return str(error) if str(error) in why else f"{error} ({why})"
 
-    def _declared(self, names: dict[str, Any]) -> list[dict[str, Any]]:
+    def _declarations(self, names: dict[str, Any]) -> list[dict[str, Any]]:
         from meshwire.plan.op_decorator import MARK
 
         found = {id(item): item for item in names.values() if hasattr(item, MARK)}
@@ -266,7 +268,7 @@ class _SandboxedModule:
         from meshwire.plan.op_decorator import BadSample
 
         try:
-            return self._store_assets(asked) if "asset" in asked else self._applied(asked)
+            return self._store_assets(asked) if "asset" in asked else self._apply(asked)
         except BadSample as error:
             return {"bad": str(error)[:MAX_TEXT]}
         except MemoryError:
@@ -281,7 +283,7 @@ class _SandboxedModule:
         self._assets[asked["asset"]] = self._arena[IN : IN + asked["bytes"]]
         return {"kept": True}
 
-    def _applied(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _apply(self, asked: dict[str, Any]) -> dict[str, Any]:
         from meshwire.plan.keyed_random import KeyedRandom
 
         _seed(asked["key"])
@@ -291,10 +293,10 @@ class _SandboxedModule:
         made = self._functions[asked["op"]](*values, **asked["args"], **contents, **draws)
         outputs = self._outputs[asked["op"]]
         if not outputs:
-            return self._placed((made,))
+            return self._place_results((made,))
         if not isinstance(made, dict) or set(made) != set(outputs):
             return {"wrong": f"returned {_keys(made)}, declared a dict of {', '.join(outputs)}"}
-        return self._placed([made[name] for name in outputs])
+        return self._place_results([made[name] for name in outputs])
 
     def _value(self, place: dict[str, Any]) -> Any:
         if place["kind"] == "bytes":
@@ -304,7 +306,7 @@ class _SandboxedModule:
         count = place["bytes"] // np.dtype(place["dtype"]).itemsize
         return np.frombuffer(self._arena, place["dtype"], count, place["at"]).reshape(place["shape"])
 
-    def _placed(self, made: Sequence[Any]) -> dict[str, Any]:
+    def _place_results(self, made: Sequence[Any]) -> dict[str, Any]:
         """Write the results into the arena."""
         at, places = OUT, list[dict[str, Any]]()
         for value in made:
@@ -328,7 +330,7 @@ class _SandboxedModule:
         array = np.asarray(made)
         if array.dtype.kind not in "buif" or array.nbytes > room:
             return {
-                "wrong": f"returned {_named(made, array)}, which is not an array of numbers of at most "
+                "wrong": f"returned {_type_name(made, array)}, which is not an array of numbers of at most "
                 f"{MAX_VALUE} bytes"
             }
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -370,7 +372,7 @@ def _keys(made: Any) -> str:
     return f"a dict of {', '.join(map(str, made))}"[:200] if isinstance(made, dict) else type(made).__name__
 
 
-def _named(made: Any, array: Any) -> str:
+def _type_name(made: Any, array: Any) -> str:
     return type(made).__name__ if array.dtype.kind == "O" else f"{array.dtype.name}{list(array.shape)}"
 
 

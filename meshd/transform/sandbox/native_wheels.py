@@ -108,11 +108,11 @@ class NativeWheel:
             room.close()
         if at != size:
             raise ImportError(f"{stored} of {self.name} has {at} bytes, not the {size} that were told")
-        if self._recorded().get(stored) != digest.digest():
+        if self._recorded_hashes().get(stored) != digest.digest():
             raise ImportError(f"{stored} of {self.name} does not have the hash in the wheel's RECORD")
         self._filled.add(stored)
 
-    def _recorded(self) -> dict[str, bytes]:
+    def _recorded_hashes(self) -> dict[str, bytes]:
         """Return the SHA-256 of each file, from the wheel's RECORD. Raises ImportError."""
         if self._hashes is None:
             self._hashes = self._read_record()

@@ -189,7 +189,7 @@ class SandboxProcess:
         plain = {name: item for name, item in args.items() if name not in contents}
         assets = {name: content.digest for name, content in contents.items()}
         several = isinstance(value, tuple)
-        asked = self._placed(value if several else (value,))
+        asked = self._place_values(value if several else (value,))
         question = {"op": op, "args": plain, "assets": assets, "key": key, "random": random}
         self._send({**question, "values": asked, "several": several})
         said = self._receive(seconds, "sample")
@@ -197,7 +197,7 @@ class SandboxProcess:
             raise BadSampleError(str(said.get("bad", said.get("error"))))
         if "wrong" in said:
             raise WrongOutputError(str(said["wrong"])[:300])
-        made = self._taken(said.get("made"))
+        made = self._take_values(said.get("made"))
         last = asked[-1]
         self._trim(max(last["at"] + last["bytes"] - IN, sum(map(value_bytes, made))))
         if several:
@@ -220,7 +220,7 @@ class SandboxProcess:
             raise self._nonsense()
         self._given[content.digest] = len(content.data)
 
-    def _placed(self, values: Sequence[Any]) -> list[dict[str, Any]]:
+    def _place_values(self, values: Sequence[Any]) -> list[dict[str, Any]]:
         """Copy values into the arena and return their places."""
         at, places = IN, []
         for value in values:
@@ -239,7 +239,7 @@ class SandboxProcess:
             at = aligned(at + size)
         return places
 
-    def _taken(self, said: Any) -> tuple[Any, ...]:
+    def _take_values(self, said: Any) -> tuple[Any, ...]:
         if not isinstance(said, list) or not 1 <= len(said) <= MAX_VALUES:
             raise self._nonsense()
         return tuple(map(self._taken_one, said))
@@ -277,11 +277,11 @@ class SandboxProcess:
                 f"the op's arguments have {len(data)} bytes; at most {MAX_MESSAGE} are allowed"
             )
         if self._waiting.poll(0):  # the process is dead, or it sent a message without a request
-            raise self._ended()
+            raise self._died_error()
         try:
             self._socket.send(data)
         except OSError:
-            raise self._ended() from None
+            raise self._died_error() from None
 
     def _receive(self, seconds: float, what: str) -> dict[str, Any]:
         if not self._waiting.poll(seconds * 1000):
@@ -292,7 +292,7 @@ class SandboxProcess:
         except OSError:
             data = b""
         if not data:
-            raise self._ended()
+            raise self._died_error()
         try:
             said = json.loads(data)
         except (ValueError, RecursionError):
@@ -313,7 +313,7 @@ class SandboxProcess:
         self.kill()
         return SandboxDiedError("nonsense", "its process sent an invalid reply")
 
-    def _ended(self) -> SandboxDiedError:
+    def _died_error(self) -> SandboxDiedError:
         """Return the error that says why the process is dead."""
         try:
             code = self._process.wait(1)

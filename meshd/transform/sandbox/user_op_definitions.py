@@ -206,7 +206,7 @@ class UserModuleCache:
                 data = load(version.removeprefix(VERSION_PREFIX)).data
             except MissingAssetError as error:
                 raise missing_build_error(name, version, path) from error
-            known = self._known[version] = _parsed(name, module_name, data, path)
+            known = self._known[version] = _parse(name, module_name, data, path)
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
         return known
@@ -216,7 +216,7 @@ class UserModuleCache:
         self._known.pop(version, None)
 
 
-def _parsed(name: str, module_name: str, data: bytes, path: str) -> UserModule:
+def _parse(name: str, module_name: str, data: bytes, path: str) -> UserModule:
     try:
         return parse_module(module_name, data)
     except (ValueError, KeyError, TypeError) as error:

@@ -43,7 +43,7 @@ def choose_wheels(names: Iterable[str]) -> list[str]:
         if library not in best:
             raise WrongWheelError(
                 f"{' and '.join(wheels)} {'is' if len(wheels) == 1 else 'are'} not for this node, which has "
-                f"{_described()}: push a wheel with such tags along, too (pip download --only-binary=:all: "
+                f"{_node_tag()}: push a wheel with such tags along, too (pip download --only-binary=:all: "
                 "--python-version … --platform …)"
             )
     chosen = {name for _, name in best.values()}
@@ -64,6 +64,6 @@ def _rank(name: str) -> tuple[str, int | None]:
     return library, min(ranks, default=None)
 
 
-def _described() -> str:
+def _node_tag() -> str:
     """Return the tag of wheels that are built for this very node, as text."""
     return str(next(iter(_ranks())))
