@@ -23,6 +23,7 @@ from meshd.core.peer_source import SINGLE_NODE
 from meshd.store.integrity.verification import report_damaged_object
 from meshd.store.records import Span
 from meshd.telemetry import metrics, tracing
+from meshd.util.page_cache import is_absent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -273,6 +274,8 @@ def _resident(spans: Sequence[Span]) -> bool:
     probe = (bytearray(1),)
     try:
         for span in spans:
+            if is_absent(span.fd, span.offset):  # the kernel would begin to read one page, and the rest later
+                return False
             os.preadv(span.fd, probe, span.offset, os.RWF_NOWAIT)
             os.preadv(span.fd, probe, span.offset + span.length - 1, os.RWF_NOWAIT)
     except OSError:  # not in memory, or the file system does not support RWF_NOWAIT

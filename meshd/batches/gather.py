@@ -2,7 +2,8 @@
 
 Law: each item is authorized on its own; a failed item is marked with its error code and the rest is
 still sent. Invariant: the stream never exceeds the credit of the caller; the next request continues with
-the remaining items.
+the remaining items. Cold items on rotational disks are loaded in the order of the disks, together with those
+of the same request that later ones will name again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -21,8 +23,11 @@ from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord, to_remote_record
 from meshd.core.peer_source import ObjectRange
 from meshd.datasets.service import invalid_plan
+from meshd.peer_reads.load_window import LoadWindow
+from meshd.store.errors import StoreError
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import CooperativeYield
+from meshd.util.page_cache import is_cached
 from meshwire.frame.sample_frames import BLOB_ALIGNMENT
 from meshwire.frame.tensor_frame import FRAME_VERSION
 from meshwire.strict_json import PlanError
@@ -37,14 +42,19 @@ if TYPE_CHECKING:
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
+    from meshd.store.disks.page_loader import PageLoader
     from meshd.store.records import Record
     from meshwire.dataset.archive_index import ArchiveIndex
 
 MAX_ITEMS: Final = 20_000
 MAX_BODY_BYTES: Final = 4 << 20
 MAX_KEY_BYTES: Final = 1024
+_WINDOW_BYTES: Final = 64 << 20
+"""A third of a second of a disk, by which the first items of a stream may be later."""
 _CACHED_MEMBERS: Final = 100_000  # member names that a worker caches, over all shards
 
+_PROBES: Final = 4
+"""Items of an answer that are looked up in the page cache."""
 _UNBOUNDED: Final = 1 << 62
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 
@@ -111,13 +121,21 @@ class MemberCache:
 
 
 class GatherService:
-    """Serves gather requests for a worker."""
+    """Serves gather requests for a worker. `pages` loads up to `window_bytes` at a time from rotational
+    disks; 0 if there are none."""
 
     def __init__(
-        self, store: ObjectStore, archives: ArchiveService, readers: DatasetAccess, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        archives: ArchiveService,
+        readers: DatasetAccess,
+        objects: RemoteObjects,
+        pages: PageLoader | None = None,
+        window_bytes: int = 0,
     ) -> None:
         self._store, self._archives, self._readers = store, archives, readers
-        self._objects = objects
+        self._objects, self._pages = objects, pages
+        self._window_bytes = 0 if pages is None else min(_WINDOW_BYTES, window_bytes)
         self._members = MemberCache()
 
     def __repr__(self) -> str:
@@ -168,7 +186,36 @@ class GatherService:
             sent += room
             blobs.append(blob)
             await turn.yield_if_due()
+        if self._pages is not None and self._window_bytes and await asyncio.to_thread(self._is_cold, blobs):
+            await self._load(self._pages, run, request.items)
         return blobs
+
+    def _is_cold(self, blobs: Sequence[Blob]) -> bool:
+        """Whether one of some of these is not in memory (blocking)."""
+        stored = [blob for blob in blobs if blob.record is not None and blob.length]
+        return any(map(self._is_absent, stored[:: max(1, len(stored) // _PROBES)]))
+
+    def _is_absent(self, blob: Blob) -> bool:
+        if blob.record is None:
+            return False
+        place = blob.record, blob.offset, blob.length
+        with suppress(StoreError), self._store.open_spans(*place) as spans:  # its reader reports it
+            return not all(is_cached(span.fd, span.offset, span.length) for span in spans)
+        return False
+
+    async def _load(self, pages: PageLoader, run: _GatherRun, items: Sequence[GatherItem]) -> None:
+        """Load the first items of a request that fit the window."""
+        window, size, turn = LoadWindow(self._store), 0, CooperativeYield()
+        for item in items:
+            blob = run.resolve(item)
+            if blob is None or blob.record is None:  # of a shard that is not open yet, or on another node
+                continue
+            size += blob.length
+            if size > self._window_bytes:
+                break
+            window.add_range(item.bucket, item.key, blob.record, blob.offset, blob.length)
+            await turn.yield_if_due()
+        await window.load(pages, self._objects)
 
     async def _open_shard(self, run: _GatherRun, item: GatherItem) -> None:
         """Load the members of the item's shard into the run."""

@@ -126,7 +126,8 @@ def native_routes(
     """Return the routes of the native protocol. `announce` returns once the other nodes know the buckets and
     deleted documents that this process knows. `manager` is the daemon's cache manager. `frame_service` hands
     frames over to jobs on this host."""
-    gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects)
+    loading = background_loading(node)
+    gathers = GatherService(node.store, node.archives, data.dataset_access, node.objects, *loading)
     definitions = ViewDefinitions(node.buckets, node.clock, access, view_makers(data), announce)
     trials = OpTrials(data.user_ops, data.assets, node.objects, data.dataset_access, data.frames, node.clock)
     previews = TablePreviews(data.dataset_access, node.objects)
@@ -135,7 +136,7 @@ def native_routes(
     backed = BackedAdmin(node.buckets, origins, node.clock, region)
     copy_counts = ReplicationFactors(node.buckets, node.mesh, maps, node.clock, region)
     api = JsonApi(node.clock, node.mesh, frame_service)
-    loader = ObjectLoader(node.store, node.objects, data.dataset_access, *background_loading(node))
+    loader = ObjectLoader(node.store, node.objects, data.dataset_access, *loading)
     routes = [
         *DatasetEndpoint(data.datasets, previews, data.read_costs, data.orders, api).routes(),
         *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches), api).routes(),

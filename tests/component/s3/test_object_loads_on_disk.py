@@ -1,4 +1,4 @@
-"""Copies of folders by `mesh cp` and `mesh sync`: which reads reach a rotational disk."""
+"""Copies of folders by `mesh cp` and `mesh sync`, and gathers: which reads reach a rotational disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from meshsdk import Item, connect
 from tests.support.daemons import Daemon
 from tests.support.job_fixtures import objects
 from tests.support.rotational_disk import rotational_disk
@@ -63,6 +64,21 @@ def test_a_folder_is_copied_in_the_order_of_the_disk(
         with contextlib.closing(daemon.client()) as client:
             found = objects(client, "copies", f"{command}/")
     assert found == contents(OBJECTS, SIZE)
+
+
+def test_a_gather_reads_in_the_order_of_the_disk(
+    stored: tuple[RotationalDisk, Daemon], mesh: Callable[..., str]
+) -> None:
+    disk, _ = stored
+    names = list(contents(OBJECTS, SIZE))
+    disk.drop_caches()
+    with connect() as client:
+        answers = client.gather(Item("scattered", f"train/{name}") for name in names)
+        found = {name: bytes(answer.data) for name, answer in zip(names, answers, strict=True)}
+    seen = disk.stats()
+    assert found == contents(OBJECTS, SIZE)
+    assert OBJECTS * SIZE <= seen.bytes < 1.2 * OBJECTS * SIZE, seen
+    assert seen.seeks < OBJECTS / 8, seen
 
 
 def loaded(daemon: Daemon, **document: Any) -> Any:
