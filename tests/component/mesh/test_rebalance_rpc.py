@@ -52,7 +52,7 @@ class Worker(LocalWorker):
             return version > before
 
         self._mesh = cast("Any", SimpleNamespace(wait_for_newer_map=wait_for_newer_map))
-        self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+        self.begun, self.waiting, self.cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def sync_with(self, cluster: ClusterMap, holder: str, scope: Scope, tally: SyncStats) -> None:
         assert (cluster, scope) == (MAP, SCOPE)
@@ -62,6 +62,7 @@ class Worker(LocalWorker):
             await asyncio.sleep(0.15)
         if holder == "slow":
             try:
+                self.waiting.set()
                 await asyncio.sleep(60)
             finally:
                 self.cancelled.set()
@@ -191,10 +192,9 @@ def test_a_sync_that_is_cancelled_stops_in_the_process(tmp_path: Path) -> None:
         async with served(tmp_path / "s.sock") as worker:
             client = WorkerProcessClient(WorkerSocket(tmp_path / "s.sock"), nothing)
             syncing = asyncio.create_task(client.sync_with(MAP, "slow", SCOPE, SyncStats()))
-            await worker.begun.wait()
-            await asyncio.sleep(0.6)
-            syncing.cancel()
             async with asyncio.timeout(60):
+                await worker.waiting.wait()
+                syncing.cancel()
                 await worker.cancelled.wait()
 
     asyncio.run(run())

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -104,9 +105,10 @@ def test_all_processes_follow_and_requests_are_told_of(node: Daemon, audit: Path
     )
     ask_anybody(node)
     assert not answered(node)
+    began = time.monotonic()
     status, shown = call(node, "PUT", "log-level/debug", b'{"seconds": 600}')
     assert (status, shown["level"], shown["configured"]) == (200, "debug", "info")
-    assert 595 <= shown["seconds_left"] <= 600
+    assert 599 - (time.monotonic() - began) <= shown["seconds_left"] <= 600
 
     def both() -> bool:
         ask_anybody(node)
@@ -236,10 +238,11 @@ def command(node: Daemon, *words: str, env: dict[str, str] | None = None) -> sub
 
 
 def test_the_command_shows_and_changes_it(node: Daemon) -> None:
+    began = time.monotonic()
     done = command(node, "debug", "--for", "30m", "--json")
     (shown,) = json.loads(done.stdout)["nodes"]
     assert (shown["node"], shown["level"]) == ("n1", "debug")
-    assert shown["seconds_left"] > 1790
+    assert shown["seconds_left"] > 1799 - (time.monotonic() - began)
     assert "debug" in command(node).stdout
     assert json.loads(command(node, "--reset", "--json").stdout)["nodes"][0]["seconds_left"] == 0
     for wrong in (("debug", "--reset"), ("--for", "5m"), ("loud",), ("debug", "--for", "25h")):

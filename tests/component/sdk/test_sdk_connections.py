@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,7 +29,7 @@ from meshsdk.transfers import stream
 from tests.support.bounded_wait import await_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from meshsdk.client.settings import Endpoint
 
@@ -132,6 +133,35 @@ def test_a_map_version_of_thousands_of_digits_is_none(canned: Canned, transport:
     assert transport.text(GET) == b"ok"
 
 
+class PacedSocket:
+    """Receives one piece after another, each `pause` seconds after the last by a clock of its own: what comes
+    too slowly does not depend on the machine."""
+
+    def __init__(self, pieces: Iterable[bytes], pause: float) -> None:
+        self._pieces, self._pause, self._now = list(pieces), pause, 0.0
+
+    def connection(self, monkeypatch: pytest.MonkeyPatch, timeout: float) -> Connection:
+        module = "meshsdk.client.http_connection"
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: self._now))
+        monkeypatch.setattr(f"{module}.open_socket", lambda *_: self)
+        return Connection(parse_endpoint("http://127.0.0.1:1"), timeout, 5.0)
+
+    def recv_into(self, view: memoryview, size: int = 0, flags: int = 0) -> int:
+        if not self._pieces:
+            return 0
+        piece = self._pieces.pop(0)
+        received, rest = piece[: len(view)], piece[len(view) :]
+        view[: len(received)] = received
+        if rest:
+            self._pieces.insert(0, rest)
+        else:
+            self._now += self._pause
+        return len(received)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -150,47 +180,45 @@ _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (_CHUNKED, b"1;" + b"x" * 100, "chunked body came too slowly"),
     ],
 )
-def test_a_node_that_sends_a_byte_now_and_then_is_given_up(at_once: bytes, then: bytes, told: str) -> None:
+def test_a_node_that_sends_a_byte_now_and_then_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, at_once: bytes, then: bytes, told: str
+) -> None:
     """It is never silent for as long as the timeout."""
+    pieces = [at_once, *(bytes([byte]) for byte in then)]
+    connection = PacedSocket(pieces, 0.05).connection(monkeypatch, timeout=0.5)
+    with closing(connection), pytest.raises(ConnectError, match=told):
+        connection.receive().read()
+
+
+def test_a_kernel_that_waits_for_all_of_a_slow_body_returns_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
 
         def trickle() -> None:
             taken, _ = listener.accept()
             with taken, contextlib.suppress(OSError):
-                taken.sendall(at_once)
-                for byte in then:
-                    taken.sendall(bytes([byte]))
+                taken.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 4000\r\n\r\n")
+                for _ in range(4000):
+                    taken.sendall(b"y")
                     time.sleep(0.05)
 
         thread = threading.Thread(target=trickle)
         thread.start()
         with (
-            closing(Connection(endpoint, 0.5, 5.0)) as connection,
-            pytest.raises(ConnectError, match=told),
+            closing(Connection(endpoint, 2.0, 5.0)) as connection,
+            pytest.raises(ConnectError, match="less than 1024 bytes per second"),
         ):
             connection.receive().read()
         await_end(thread)
 
 
-def test_blank_chunks_of_a_store_that_works_on_a_request_are_waited_for() -> None:
+def test_blank_chunks_of_a_store_that_works_on_a_request_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Amazon S3 sends them while it completes a large upload."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        endpoint = parse_endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}")
-
-        def work() -> None:
-            taken, _ = listener.accept()
-            with taken:
-                taken.sendall(_CHUNKED)
-                for chunk in (*[b"1\r\n \r\n"] * 8, b"4\r\n<a/>\r\n0\r\n\r\n"):
-                    taken.sendall(chunk)
-                    time.sleep(0.1)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        with closing(Connection(endpoint, 0.5, 5.0)) as connection:
-            assert connection.receive().read() == b" " * 8 + b"<a/>"
-        await_end(thread)
+    pieces = [_CHUNKED, *[b"1\r\n \r\n"] * 8, b"4\r\n<a/>\r\n0\r\n\r\n"]
+    with closing(PacedSocket(pieces, 0.1).connection(monkeypatch, timeout=0.5)) as connection:
+        assert connection.receive().read() == b" " * 8 + b"<a/>"
 
 
 def test_a_large_body_goes_straight_into_the_buffer(canned: Canned, transport: Transport) -> None:

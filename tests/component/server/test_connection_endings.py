@@ -92,8 +92,11 @@ def test_an_idle_client_that_leaves_its_answer_unread() -> None:
     """Closed for idling, it is not forgotten before it has gone."""
 
     async def scene() -> None:
-        async with serving(HttpSettings(idle_timeout=60, body_timeout=0.4)) as (server, port):
+        async with serving(HttpSettings(idle_timeout=60)) as (server, port):
             client, connection = await leave_unread(server, port)
+            server.guard.stop()
+            server.guard._http = HttpSettings(idle_timeout=60, body_timeout=0.4)
+            server.guard.start()
             connection.force_close()  # as when its time is up
             assert server.connection_count == 1
             await until(lambda: not server.connection_count)

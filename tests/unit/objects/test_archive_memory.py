@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,7 @@ from meshd.objects.archive_upload import ArchiveUploads, UnpackOptions
 from meshwire.s3.operations import PutObject
 from meshwire.s3.request_headers import object_headers
 from tests.support.archives import tar_of
+from tests.support.bounded_wait import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +36,11 @@ def test_few_archives_that_may_become_large_are_unpacked_at_once(
         archive_upload.read_members,
     )
 
+    begun = threading.Semaphore(0)
+
     def read(body: bytes, options: UnpackOptions) -> list[archive_upload.Member]:
         unpacked.append(len(body))
+        begun.release()
         return read_members(body, options)
 
     monkeypatch.setattr(archive_upload, "read_members", read)
@@ -70,7 +75,9 @@ def test_few_archives_that_may_become_large_are_unpacked_at_once(
             )
             for _ in range(REQUESTS)
         ]
-        _, waiting = await asyncio.wait(calls, timeout=1)
+        async with asyncio.timeout(WAIT_TIMEOUT):
+            await asyncio.to_thread(lambda: [begun.acquire() for _ in range(at_once)])
+        _, waiting = await asyncio.wait(calls, timeout=0.2)
         assert (len(waiting), len(unpacked)) == (REQUESTS, at_once)
         committed.set()
         assert await asyncio.gather(*calls) == [("a",)] * REQUESTS
