@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import pytest
 from lightkube import ApiError
@@ -58,6 +59,35 @@ def test_it_says_why_a_daemon_is_not_ready_and_what_becomes_of_one_that_is_away(
         "its pod is unschedulable: 0/6 nodes are available; to do: add a machine with the pool's labels and "
         "enough resources, or lower the pool's replicas"
     )
+
+
+def test_a_store_that_cannot_join_is_no_settled_mesh() -> None:
+    """The others are well, and the map does not know it: its directory belongs to another mesh."""
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+    change(world, nodePools=pool(3))
+    third = copy.deepcopy(world.pods()["mesh-s-1"])
+    third["metadata"] |= {"name": "mesh-s-2", "uid": "third"}
+    third["status"] = {"conditions": [{"type": "Ready", "status": "False"}]}
+    api.put("pods", third)
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
+    assert told(api, "Settled")["status"] == "False"
+    assert told(api, "Settled")["message"] == "not in the mesh yet, so without a share of its data: mesh-s-2"
+    assert told(api, "Degraded")["status"] == "False"  # it may be about to join
+    ended = {"exitCode": 78, "message": "/var/lib/meshd/disk belongs to mesh a, not to mesh b"}
+    third["status"]["containerStatuses"] = [
+        {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
+    ]
+    api.put("pods", third)
+    asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
+    assert told(api, "Settled")["reason"] == "NotJoined"
+    assert told(api, "Degraded")["status"] == "True"
+    assert told(api, "Degraded")["message"].startswith("mesh-s-2 cannot join: its pod does not start")
+    assert "belongs to mesh a" in told(api, "Available")["message"]
+    found = api.find("meshclusters", NAME)
+    assert found is not None
+    assert found["status"]["phase"] == "Degraded"
 
 
 def test_what_a_mesh_says_of_its_nodes_can_be_read_at_the_nodes() -> None:

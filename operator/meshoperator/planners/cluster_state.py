@@ -65,6 +65,16 @@ def is_settled(sight: ClusterState) -> bool:
     return not sight.map.is_rebalancing and all(node.state in _WELL for node in sight.map.nodes)
 
 
+def stores_outside_map(sight: ClusterState) -> list[str]:
+    """Return the daemons that should own data and are not in the map: they have not joined the mesh yet, or
+    cannot."""
+    stores = [pool.name for pool in sight.spec.node_pools if "store" in pool.roles]
+    names = [
+        f"{sight.cluster}-{pool}-{number}" for pool in stores for number in range(sight.wanted.get(pool, 0))
+    ]
+    return [name for name in names if sight.map is None or sight.map.node(name) is None]
+
+
 def holds_no_data(sight: ClusterState, name: str) -> bool:
     """Return whether a node holds no needed data. The map says so only after every node that takes over has
     compared itself with the former owners and lacked nothing. A daemon that answers must also have released

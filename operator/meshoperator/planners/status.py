@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from meshoperator.planners.cluster_state import holds_no_data
+from meshoperator.planners.cluster_state import holds_no_data, stores_outside_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,6 +117,7 @@ _AMISS: Final = {
     "down": "it is given up; its share is rebuilt on other nodes from the remaining copies",
 }
 """Node states, and what happens next."""
+_STUCK: Final = "its pod does not start (Available gives the reason); the other nodes have its share"
 DISKS_APART: Final = "DisksApart"
 _NAMED: Final = 5
 _SENTENCE: Final = 900
@@ -160,7 +161,8 @@ def cluster_status(
     desired = sum(sight.wanted.values())
     outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
     progressing = bool(steps.pending or outdated or len(sight.pods) != desired or ready < desired)
-    degraded = _degraded(sight)
+    degraded, outside = _degraded(sight), stores_outside_map(sight)
+    settled = steps.settled and not outside
     waiting = "; ".join(steps.waiting)[:1000]
     found: list[Condition] = [
         (
@@ -183,11 +185,9 @@ def cluster_status(
         ),
         (
             "Settled",
-            steps.settled,
-            "Settled" if steps.settled else "Moving",
-            "all data is in place"
-            if steps.settled
-            else waiting or "data is moving, or a node is not healthy",
+            settled,
+            "Settled" if settled else "NotJoined" if steps.settled else "Moving",
+            "all data is in place" if settled else waiting or _unsettled(outside, moving=not steps.settled),
         ),
         (
             DISKS_APART,
@@ -209,15 +209,25 @@ def cluster_status(
     return status | ({"mapVersion": sight.map.version} if sight.map else {})
 
 
+def _unsettled(outside: list[str], *, moving: bool) -> str:
+    if moving:
+        return "data is moving, or a node is not healthy"
+    return f"not in the mesh yet, so without a share of its data: {_listed(outside)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
 def _degraded(sight: ClusterState) -> str:
     said = []
     for state, help_ in _AMISS.items():
         names = sorted(node.node_id for node in sight.map.nodes if node.state == state) if sight.map else []
         if names:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            said.append(
-                f"{', '.join(names[:_NAMED])}{more} {state}: {help_.format(sight.spec.down_after_seconds)}"
-            )
+            said.append(f"{_listed(names)} {state}: {help_.format(sight.spec.down_after_seconds)}")
+    outside = set(stores_outside_map(sight)) if sight.map else set[str]()
+    if stuck := sorted(outside & stuck_pods(sight.pods).keys()):
+        said.append(f"{_listed(stuck)} cannot join: {_STUCK}")
     return "; ".join(said)
 
 
