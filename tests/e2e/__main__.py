@@ -16,6 +16,7 @@ from tests.e2e import (
     client_scenes,
     control_plane_scenes,
     data_scenes,
+    disk_alert_scenes,
     failure_scenes,
     ingress_scenes,
     monitoring_scenes,
@@ -101,6 +102,7 @@ def play_on_one_release(stage: Stage) -> None:
     if options.prometheus:
         if options.on_node:
             alert_scenes.sick_mesh(stage)
+            disk_alert_scenes.sick_disk(stage)
         monitoring_scenes.expect_alerts_at_once(stage)
     release_scenes.reinstall(stage)
     if options.prometheus:
@@ -128,6 +130,8 @@ def play_only(stage: Stage) -> None:
         network_scenes.connections(stage)
     if "alerts" in stage.options.only:
         alert_scenes.sick_mesh(stage)
+    if "disk-alerts" in stage.options.only:
+        disk_alert_scenes.sick_disk(stage)
 
 
 def tell_rights(stage: Stage) -> None:
@@ -170,7 +174,16 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--only",
         nargs="+",
-        choices=("addresses", "alerts", "connections", "data", "ingress", "policies", "upgrade"),
+        choices=(
+            "addresses",
+            "alerts",
+            "connections",
+            "data",
+            "disk-alerts",
+            "ingress",
+            "policies",
+            "upgrade",
+        ),
         help="these scenes only, after what they need",
     )
     made.add_argument(
@@ -204,11 +217,12 @@ def main() -> int:
         sys.exit("no cluster: set KUBECONFIG or pass --kubeconfig")
     if options.only and "ingress" in options.only and not options.ingress_address:
         sys.exit("--only ingress needs --ingress-address")
-    for scene in {"alerts", "connections"} & set(options.only or ()):
+    for scene in {"alerts", "connections", "disk-alerts"} & set(options.only or ()):
         if not options.on_node:
             sys.exit(f"--only {scene} needs --on-node")
-    if "alerts" in (options.only or ()) and not options.prometheus:
-        sys.exit("--only alerts needs --prometheus")
+    for scene in {"alerts", "disk-alerts"} & set(options.only or ()):
+        if not options.prometheus:
+            sys.exit(f"--only {scene} needs --prometheus")
     if bool(options.crash) != bool(options.restore):
         sys.exit("--crash and --restore come together")
     if bool(options.cut) != bool(options.mend):

@@ -12,7 +12,19 @@ from lightkube.types import PatchType
 
 import meshsdk as mesh
 from meshsdk.errors import MeshError
+from tests.e2e.alert_watch import until_fire
 from tests.e2e.cluster_client import EndToEndError, RealCluster, host_port
+from tests.e2e.daemon_alert_scenes import EXPECTED as OF_DAEMON_SCENES
+from tests.e2e.daemon_alert_scenes import (
+    MEMORY,
+    ask_for_too_much,
+    fill_memory,
+    lose_coordinator,
+    refuse_certificates,
+    shift_clock,
+    stop_movement,
+    stop_origin,
+)
 from tests.e2e.release_scenes import create_certificate
 from tests.e2e.stage import MESH_PODS, Stage
 from tests.e2e.storage_scenes import on_node
@@ -22,14 +34,14 @@ from tests.monitoring.node_work import work
 from tests.support.s3_raw import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 OF_CLIENTS = {"TrainingStarves", "UserOpsFail", "BadSamples", "JobsFail", "SlowReads"}
 OF_DATA = {"CorruptData", "DamagedData"}
 OF_DAEMONS = {"ProcessesRestart", "ClientsRefused", "AuditLost"}
 OF_CERTIFICATES = {"CertificateExpires", "CertificateEnds"}
-EXPECTED = OF_CLIENTS | OF_DATA | OF_DAEMONS | OF_CERTIFICATES | {"OperatorFails"}
+EXPECTED = OF_CLIENTS | OF_DATA | OF_DAEMONS | OF_CERTIFICATES | OF_DAEMON_SCENES | {"OperatorFails"}
 """What these scenes bring about, without `Shardmesh`."""
 STORES = 2
 KILLS = 6
@@ -61,8 +73,15 @@ def sick_mesh(stage: Stage) -> None:
     _fail_clients(sick)
     _flip_byte(sick, folder)
     _fail_daemons(sick)
+    lose_coordinator(sick)
+    fill_memory(sick)
+    stop_origin(stage, sick)
+    ask_for_too_much(sick)
+    shift_clock(sick, folder)
     _end_certificate(sick)
+    refuse_certificates(sick, STORES + 1)
     _take_rights(sick)
+    stop_movement(sick, STORES)
     with stage.step("that mesh is deleted, and its namespace"):
         cluster.kube.delete(MeshCluster, "mesh")
         cluster.until(lambda: not cluster.mesh(), "the mesh is gone")
@@ -91,6 +110,7 @@ def _mesh(sick: Stage, folder: str) -> MeshCluster:
     stores = sick.pool(STORES)
     stores["tiers"] = [tier | {"hostPath": folder} for tier in stores["tiers"]]
     crowded = sick.pool(1) | {"name": "c", "roles": ["compute"], "tiers": []}
+    crowded["resources"] = {"limits": {"memory": MEMORY}} | crowded["resources"]
     crowded["extraArgs"] = ["--audit-log", "/dev/full", "--max-connections", "10"]
     spec = {"image": sick.image, "nodePools": [stores, crowded], "copies": 1, "deletionPolicy": "Delete"}
     metadata = {"name": "mesh", "namespace": sick.cluster.namespace}
@@ -114,7 +134,7 @@ def _fail_clients(sick: Stage) -> None:
                 failures.fail_job()
                 read_late(wire)
 
-            _until_fire(sick, OF_CLIENTS, told, fail)
+            until_fire(sick, OF_CLIENTS, told, fail)
 
 
 def _flip_byte(sick: Stage, folder: str) -> None:
@@ -136,7 +156,7 @@ def _flip_byte(sick: Stage, folder: str) -> None:
                     if client.get("samples", "body") != BODY:
                         raise EndToEndError("a damaged object was served")
 
-            _until_fire(sick, OF_DATA, told, read)
+            until_fire(sick, OF_DATA, told, read)
 
 
 def _fail_daemons(sick: Stage) -> None:
@@ -154,7 +174,7 @@ def _fail_daemons(sick: Stage) -> None:
             with closing(Wire(f"http://{host_port(crowded.status.podIP, 9000)}", keys[0], keys[1])) as wire:
                 crowd(wire, "samples")
 
-        _until_fire(sick, OF_DAEMONS, told, fail)
+        until_fire(sick, OF_DAEMONS, told, fail)
         told["containers restarted"] = sum(
             each.restartCount
             for pod in cluster.pods(MESH_PODS)
@@ -166,7 +186,7 @@ def _end_certificate(sick: Stage) -> None:
     with sick.step("the mesh is given a certificate of one day, until two alerts fire") as told:
         sick.cluster.change(s3={"tls": {"secretRef": {"name": "mesh-tls"}}})
         sick.until_settled(STORES + 1)
-        _until_fire(sick, OF_CERTIFICATES, told)
+        until_fire(sick, OF_CERTIFICATES, told)
 
 
 def _take_rights(sick: Stage) -> None:
@@ -180,7 +200,7 @@ def _take_rights(sick: Stage) -> None:
         def change() -> None:
             cluster.change(s3={"serviceAnnotations": {"example.com/number": str(next(numbers))}})
 
-        _until_fire(sick, {"OperatorFails"}, told, change)
+        until_fire(sick, {"OperatorFails"}, told, change)
     with sick.step("it has them again, until the mesh is settled"):
         sick.until_settled(STORES + 1)
 
@@ -207,22 +227,3 @@ def _without(rule: dict[str, Any], resource: str) -> dict[str, Any]:
     if resource not in rule.get("resources", ()):
         return rule
     return rule | {"verbs": [verb for verb in rule["verbs"] if verb in ("get", "list", "watch")]}
-
-
-def _until_fire(
-    sick: Stage, names: set[str], told: dict[str, Any], again: Callable[[], object] = int
-) -> None:
-    """Do something `again` until these alerts have fired, their `for:` left out."""
-    seen = set[str]()
-
-    def fired() -> bool:
-        again()
-        found = sick.prometheus.query('ALERTS{alertstate="firing", at_once="yes"}')
-        seen.update(each["metric"]["alertname"].removeprefix("Shardmesh") for each in found)
-        return names <= seen
-
-    try:
-        sick.cluster.until(fired, f"{', '.join(sorted(names))} fire")
-    except EndToEndError as error:
-        raise EndToEndError(f"alerts that did not fire: {sorted(names - seen)}") from error
-    told["alerts"] = ", ".join(sorted(names))

@@ -8,14 +8,15 @@ import sys
 from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Event, Service
 from lightkube.types import PatchType
 
-from tests.e2e import alert_scenes
+from tests.e2e import alert_scenes, disk_alert_scenes
+from tests.e2e.alert_watch import rules_at_once
 from tests.e2e.cluster_client import EndToEndError, host_port
 from tests.e2e.control_plane_scenes import OPERATOR_PODS
 from tests.e2e.release_scenes import server_names
@@ -71,18 +72,6 @@ def watched(stage: Stage) -> Iterator[Prometheus]:
             yield Prometheus(port)
         finally:
             process.terminate()
-
-
-def rules_at_once() -> dict[str, Any]:
-    """Return the alerts without their `for:`, which is longer than the failures here, and with a label."""
-    groups = yaml.safe_load(RULES.read_text())["groups"]
-    rules = [
-        {key: value for key, value in rule.items() if key != "for"} | {"labels": {"at_once": "yes"}}
-        for group in groups
-        for rule in group["rules"]
-        if "alert" in rule
-    ]
-    return {"groups": [{"name": "at-once", "rules": rules}]}
 
 
 def observe(stage: Stage, stack: ExitStack) -> None:
@@ -223,7 +212,7 @@ def expect_alerts_at_once(stage: Stage) -> None:
     if options.stop_api:
         expected |= {"ControlStoreLost"}
     if options.on_node:
-        expected |= {"WritesRefused", "DiskFull"} | alert_scenes.EXPECTED
+        expected |= {"WritesRefused", "DiskFull"} | alert_scenes.EXPECTED | disk_alert_scenes.EXPECTED
     with stage.step("alerts that fired until now, if they had no `for:`") as told:
         fired = {name.removeprefix("Shardmesh") for name in fired_at_once(stage)}
         told["alerts"] = ", ".join(sorted(fired))

@@ -22,6 +22,8 @@ from tests.kubernetes.scenes import MeshCluster, MeshNode
 from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.e2e.stage import Stage
 
 PodDisruptionBudget: Any = create_namespaced_resource(
@@ -120,18 +122,27 @@ def mesh_of_values(stage: Stage) -> None:
     cluster.delete_namespace()
 
 
-def create_certificate(stage: Stage, days: int = 30) -> None:
-    """Create the Secret `mesh-tls`, as cert-manager would: a certificate of `days`, with its authority.
+def create_certificate(stage: Stage, days: int = 30, names: Sequence[str] = ()) -> None:
+    """Create or replace the Secret `mesh-tls`, as cert-manager would: a certificate of `days`, with its
+    authority; `names`: others than the mesh's.
 
-    That is `tls/ca.pem` in the stage's place.
+    The authority is `tls/ca.pem` in the stage's place, and a new one each time.
     """
     authority = Authority(stage.place / "tls")
-    pair = authority.issue(names=server_names(stage.cluster.namespace), days=days)
+    pair = authority.issue(names=names or server_names(stage.cluster.namespace), days=days)
     files = {"tls.crt": pair.cert, "tls.key": pair.key, "ca.crt": authority.cert}
     data = {name: b64encode(path.read_bytes()).decode() for name, path in files.items()}
     metadata = {"name": "mesh-tls", "namespace": stage.cluster.namespace}
-    secret = Secret.from_dict({"metadata": metadata, "type": "kubernetes.io/tls", "data": data})
-    stage.cluster.kube.create(secret)
+    secret = Secret.from_dict(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": metadata,
+            "type": "kubernetes.io/tls",
+            "data": data,
+        }
+    )
+    stage.cluster.kube.apply(secret, field_manager="mesh-e2e")
 
 
 def server_names(namespace: str) -> tuple[str, str]:

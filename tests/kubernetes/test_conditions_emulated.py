@@ -83,7 +83,7 @@ def test_a_store_that_cannot_join_is_no_settled_mesh() -> None:
     asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
     assert told(api, "Settled")["reason"] == "NotJoined"
     assert told(api, "Degraded")["status"] == "True"
-    assert told(api, "Degraded")["message"].startswith("mesh-s-2 cannot join: its pod does not start")
+    assert told(api, "Degraded")["message"].startswith("mesh-s-2 cannot join: the condition Available")
     assert "belongs to mesh a" in told(api, "Available")["message"]
     found = api.find("meshclusters", NAME)
     assert found is not None

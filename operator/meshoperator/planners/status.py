@@ -117,7 +117,7 @@ _AMISS: Final = {
     "down": "it is given up; its share is rebuilt on other nodes from the remaining copies",
 }
 """Node states, and what happens next."""
-_STUCK: Final = "its pod does not start (Available gives the reason); the other nodes have its share"
+_STUCK: Final = "the condition Available gives the reason; all data is on the other nodes"
 DISKS_APART: Final = "DisksApart"
 _NAMED: Final = 5
 _SENTENCE: Final = 900
