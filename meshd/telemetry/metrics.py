@@ -179,7 +179,9 @@ cache_evicted = counter("meshd_cache_evicted_bytes_total", "Bytes evicted from t
 cache_plans = latest_gauge("meshd_cache_plans", "Plans whose next reads are known to the cache.")
 cache_refused = counter("meshd_cache_refused_total", "Objects and chunks that the cache did not admit.")
 origin_dirty = latest_gauge("meshd_origin_dirty_objects", "Objects not written to their origin yet.")
-transform_queue = gauge("meshd_transform_queue_rows", "Rows of unfinished batches, with a transform process or waiting for one.")
+transform_queue = gauge(
+    "meshd_transform_queue_rows", "Rows of unfinished batches, with a transform process or waiting for one."
+)
 gather_items = counter(
     "meshd_gather_items_total", "Items of gather requests; result is ok or the error.", "result"
 )
