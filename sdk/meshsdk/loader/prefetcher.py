@@ -5,6 +5,7 @@ Invariant: after `close` no thread or socket remains; an abandoned prefetcher cl
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import threading
@@ -16,12 +17,36 @@ from meshsdk.loader import interpreter_exit
 from meshsdk.loader.prefetch_worker import PrefetchWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from meshsdk.client.arena import Arena
     from meshsdk.client.tracing import BatchTraces
     from meshsdk.client.transport import Transport
     from meshsdk.datasets.batch import Frame
     from meshsdk.loader.fetch_spec import FetchSpec
     from meshsdk.loader_stats import Tally
+
+
+_LATER = 0.01  # seconds
+
+# A loop that is left by `break` closes its iterator where it is collected: what is raised there is printed
+# and ignored, a KeyboardInterrupt too, and the program would go on.
+
+
+@contextlib.contextmanager
+def _repeated_interrupt() -> Iterator[None]:
+    """Raise a KeyboardInterrupt of the block a moment later, in the code that follows."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = threading.Timer(_LATER, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+
+
+def _collected(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
+    with _repeated_interrupt():
+        _shut(reader, thread, pid)
 
 
 def _shut(reader: PrefetchWorker, thread: threading.Thread, pid: int) -> None:
@@ -51,7 +76,7 @@ class Prefetcher:
         arena.on_return = reader.memory.slot_returned
         # The thread references the worker, not this object, so an abandoned prefetcher is collected.
         self._thread = threading.Thread(target=reader.run, name="mesh-reader", daemon=True)
-        self._finalizer = weakref.finalize(self, _shut, reader, self._thread, self._pid)
+        self._finalizer = weakref.finalize(self, _collected, reader, self._thread, self._pid)
         self._finalizer.atexit = False  # at exit its epoch iterator closes it
         try:
             self._thread.start()

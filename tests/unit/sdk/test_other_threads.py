@@ -50,6 +50,27 @@ def test_an_interrupted_close_tells_the_consumer() -> None:
     assert isinstance(told[1], ClosedError)
 
 
+def test_an_interrupt_where_an_iteration_is_collected_comes_a_moment_later() -> None:
+    """What a callback of the collector raises is printed and ignored: Ctrl-C would be lost."""
+
+    class Interrupted(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            raise KeyboardInterrupt
+
+    told: list[object] = []
+    quiet = SimpleNamespace(wake=lambda: None, close=lambda: told.append("closed"), abort=lambda: None)
+    reader: Any = SimpleNamespace(closing=False, waker=quiet, flights=quiet, out=SimpleNamespace(put=id))
+
+    def program() -> None:
+        prefetcher._collected(reader, Interrupted(), os.getpid())
+        told.append("returned")
+        threading.Event().wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    assert told == ["closed", "returned"]
+
+
 _FORK = """
 import os, signal, threading
 from meshsdk.client import gather
