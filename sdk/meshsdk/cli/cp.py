@@ -93,10 +93,7 @@ def cp(
             for source in sources
             for copy in plan_copies(client, source, target, recursive, unreadable.append)
         ]
-        if len(copies) > 1 and len({copy.target for copy in copies}) < len(copies):
-            raise ConfigurationError(
-                f"several sources would have the same name in {target}; copy them one by one"
-            )
+        _check_targets(copies)
         code = report_left_out(session, unreadable)
         return run_copies(session, client, copies, jobs=jobs, dryrun=dryrun, only_errors=only_errors) or code
 
@@ -280,6 +277,18 @@ def _concerns_all(error: MeshError | OSError) -> bool:
 
 
 _DISK_FULL = 507
+
+
+def _check_targets(copies: Sequence[Copy]) -> None:
+    """Raises ConfigurationError for two copies to one place, with both."""
+    seen: dict[Location, Copy] = {}
+    for copy in copies:
+        other = seen.setdefault(copy.target, copy)
+        if other is not copy:
+            raise ConfigurationError(
+                f"several sources would have the same name: {other.source} and {copy.source} would both be "
+                f"{copy.target}. A folder's files are copied without its name: give each a target of its own"
+            )
 
 
 def run_copies(

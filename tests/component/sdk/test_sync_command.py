@@ -181,3 +181,12 @@ def test_an_interrupted_copy_says_how_much_is_done(
         told = mesh("cp", "-r", "-j", "1", folder, f"s3://{bucket}/p", code=130)
     assert "1 of 3 files copied; `mesh sync` copies what is missing in a folder" in told
     assert mesh("sync", folder, f"s3://{bucket}/p").count("copied") == 2
+
+
+def test_folders_whose_files_would_meet_are_told_with_both(mesh: Any, bucket: str, tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"x")
+    told = mesh("cp", "-r", tmp_path / "cats", tmp_path / "dogs", f"s3://{bucket}/pets/", code=2)
+    assert f"{tmp_path}/cats/1.jpg and {tmp_path}/dogs/1.jpg would both be s3://{bucket}/pets/1.jpg" in told
+    assert "give each a target of its own" in told
