@@ -120,7 +120,9 @@ def _away(found: dict[str, Any]) -> Iterator[str]:
         )
     elif away:
         after = found.get("down_after_seconds")
-        copied = f" (who is away for {_time(round(after))} has its data copied to others)" if after else ""
+        copied = (
+            f" (after {_time(round(after))} away, the data of a node is copied to others)" if after else ""
+        )
         hanging = [node["id"] for node in away if _left_by_itself(node)]
         help_ = [f"{', '.join(hanging)} left because a disk hangs: {_HANGS}"] if hanging else []
         if len(hanging) < len(away):

@@ -99,7 +99,7 @@ def test_a_node_that_is_not_there_is_told_before_its_lease_ends() -> None:
 
 def test_it_is_told_when_what_was_there_is_copied() -> None:
     _, second, *_ = said(node("n1"), node("n2", "away"), down_after_seconds=900.0)
-    assert "(who is away for 15 min has its data copied to others)" in second
+    assert "(after 15 min away, the data of a node is copied to others)" in second
 
 
 def test_without_the_control_store_nobody_knows_where_data_belongs_now() -> None:
