@@ -37,6 +37,8 @@ DRAFTS = "drafts"
 LOST_DISKS_KEY = "disks_lost"
 MOUNTED_DISKS_KEY = "disks_mounted"
 """Meta keys of the index: the numbers of the disks out of service, and of those that are mount points."""
+DISK_STARTS_KEY = "disk_starts"
+"""Meta key of the index: by number, the `start`s that the marker of a disk may have."""
 DISK_FAILURES_KEY = "disk_failures"
 """Meta key of the index: by number, why disks are out of service, as `failed (Input/output error)`."""
 SET_BACK_KEY = "set_back"
@@ -46,13 +48,15 @@ FANOUT = 64
 
 class DiskMarker(msgspec.Struct, frozen=True):
     """Contents of `<disk>/extents/DISK`. `disks`: how many disks the store has, so that a forgotten one is
-    noticed; `lost`: the disks that failed and are out of service."""
+    noticed; `lost`: the disks that failed and are out of service; `start`: of the last start of the node with
+    this disk, which tells an old copy of it from itself; "" if unknown."""
 
     format: int
     store: str
     disk: int
     disks: int = 1
     lost: tuple[int, ...] = ()
+    start: str = ""
 
 
 def read_marker(root: Path) -> DiskMarker | None:

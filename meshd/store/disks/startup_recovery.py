@@ -16,9 +16,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from meshd.store.disks.data_dir_guards import DataDirLock
 from meshd.store.disks.layout import (
     DISK_FAILURES_KEY,
+    DISK_STARTS_KEY,
     DRAFTS,
     EXTENTS,
     FORMAT,
@@ -54,6 +57,9 @@ _PROCESS_ERRNOS: Final = (errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
 """Errors of the process or of configuration, not of the disk."""
 
 
+_OLD_COPY: Final = "is an old copy, or the index is one"
+
+
 def require_every_disk(path: Path, problem: str) -> None:
     """Refuses to start without a disk. Raises FormatError."""
     raise FormatError(f"disk {path} {problem}; mount it, then start again with its --disk")
@@ -62,9 +68,18 @@ def require_every_disk(path: Path, problem: str) -> None:
 class _FailingDisks(dict[Path, str]):
     """Disks that cannot be used, with the reason. With `writing`, a read-only disk counts as one."""
 
-    def __init__(self, *, writing: bool = False) -> None:
+    def __init__(self, *, writing: bool = False, set_back: bool = False) -> None:
         super().__init__()
-        self._writing = writing
+        self._writing, self.set_back = writing, set_back
+        self.starts: dict[int, list[str]] = {}
+        """Of the index: DISK_STARTS_KEY; empty if it went back to a checkpoint, and disks may be newer."""
+        self.old = set[Path]()
+        """Disks that are old copies, where the index has them."""
+
+    def is_old_copy(self, marker: DiskMarker) -> bool:
+        """Returns True if the node was started with this disk after the copy was made."""
+        starts = self.starts.get(marker.disk)
+        return bool(starts and marker.start and marker.start not in starts)
 
     def marker(self, root: Path) -> DiskMarker | None:
         """Reads a marker like `read_marker`; returns None for a failing disk. Raises FormatError,
@@ -84,10 +99,14 @@ class _FailingDisks(dict[Path, str]):
 
     def describe(self, root: Path) -> str:
         """Says why a disk is not in service."""
+        if root in self.old:
+            return f"{_OLD_COPY} (the last start of this node had others)"
         return f"cannot be read ({self[root]})" if root in self else "is missing"
 
     def describe_at_start(self, root: Path) -> str:
         """Says for the node's life why a disk is not in service."""
+        if root in self.old:
+            return _OLD_COPY
         return f"failed ({self[root]})" if root in self else "was missing when the node started"
 
     def attribute_error(self, error: OSError, roots: Iterable[Path]) -> None:
@@ -127,6 +146,8 @@ def _open_or_enrol(
     index: Index, settings: StoreSettings, missing_policy: MissingDiskPolicy, failing: _FailingDisks
 ) -> Disks:
     known, lost = index.get_meta("disks"), index.get_meta(LOST_DISKS_KEY) or []
+    if not index.get_meta(SET_BACK_KEY) and not failing.set_back:
+        failing.starts = index.get_meta(DISK_STARTS_KEY) or {}
     if known is not None and not lost:
         disks = _recognise(known, index.get_meta("store"), settings.disks, failing)
         if disks is not None:
@@ -155,7 +176,9 @@ def _recognise(
     known = {number: Path(path) for number, path in paths.items()}
     markers = {root: failing.marker(root) for root in roots}
     found = {
-        marker.disk: root for root, marker in markers.items() if marker is not None and marker.store == store
+        marker.disk: root
+        for root, marker in markers.items()
+        if marker is not None and marker.store == store and not failing.is_old_copy(marker)
     }
     same = set(found) == set(known) and len(found) == len(roots)
     return Disks(found) if same and found == known else None
@@ -214,7 +237,9 @@ class _Enrolment:
         ours = marker.store == self._store
         if ours and marker.disk in self.gone:
             return  # it failed before: only an empty disk may take its place
-        if ours and marker.disk not in self.found:
+        if ours and self._failing.is_old_copy(marker):
+            self._failing.old.add(self.known.get(marker.disk, root))
+        elif ours and marker.disk not in self.found:
             self.found[marker.disk] = root
         elif not _holds_files(root, marker):
             self.fresh.append(root)
@@ -321,9 +346,9 @@ def recover(settings: StoreSettings, missing_policy: MissingDiskPolicy = require
     disk that reports errors meanwhile is treated as missing. Returns the number of versions quarantined
     because their disk is lost. Raises StoreInUseError, FormatError.
     """
-    failing = _FailingDisks(writing=True)
     with DataDirLock.acquire_exclusive(settings.data_dir, ENDING_SECONDS):
         set_back = restore_after_power_cut(settings)
+        failing = _FailingDisks(writing=True, set_back=set_back)
         shutil.rmtree(settings.index_dir / REBUILD_DIRECTORY, ignore_errors=True)  # one that was interrupted
         while True:
             try:
@@ -357,12 +382,36 @@ def _recover(
                 index.put_meta(txn, SET_BACK_KEY, True)
             _cut_tails(index, disks, txn)
             unused = _forget_unused(index, disks, txn)
+            start = uuid.uuid4().hex
+            markers = {disk: read_marker(root) for disk, root in disks.roots.items()}
+            starts = {disk: [marker.start, start] for disk, marker in markers.items() if marker is not None}
+            index.put_meta(txn, DISK_STARTS_KEY, starts)
         protect_index(index, settings, clock).close()  # the checkpoint before may need what goes now
+        marked = _mark_start(disks, start)
+        with index.write_transaction() as txn:
+            index.put_meta(txn, DISK_STARTS_KEY, starts | {disk: [start] for disk in marked})
         for path in unused:
             os.unlink(path)
     for disk, why in failing.items():
         _log.error("a disk cannot be used: the node starts without it", extra={"disk": str(disk), "why": why})
     return lost
+
+
+def _mark_start(disks: Disks, start: str) -> list[int]:
+    """Notes this start on the disks, and returns on which: on a full one that before stays. The index knows
+    both meanwhile."""
+    marked = []
+    for disk, root in disks.roots.items():
+        if (marker := read_marker(root)) is None:
+            continue
+        try:
+            _mark(root, msgspec.structs.replace(marker, start=start))
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        else:
+            marked.append(disk)
+    return marked
 
 
 def _cut_tails(index: Index, disks: Disks, txn: Any) -> None:

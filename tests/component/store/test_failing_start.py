@@ -17,6 +17,7 @@ from meshd.cluster.data_dir_identity import has_been_used
 from meshd.config import ConfigError, NodeSettings, StoreSettings
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.wiring.cache import recover_cache
+from meshd.store.disks import startup_recovery
 from meshd.store.errors import FormatError
 from meshd.store.store import Store
 from tests.support.manual_clock import ManualClock
@@ -62,6 +63,41 @@ def _fill(place: Path) -> set[str]:
 
 def _given_up(asked: list[tuple[str, str]]) -> MissingDiskPolicy:
     return lambda path, how: asked.append((path.name, how))
+
+
+def test_an_old_copy_of_a_disk_is_as_one_that_is_missing(tmp_path: Path) -> None:
+    """It lacks what was written since: its bytes at these places are others."""
+    second, settings = _fill(tmp_path), _settings(tmp_path)
+    shutil.copytree(tmp_path / "two", tmp_path / "copy")
+    Store.recover(settings)
+    (tmp_path / "two").rename(tmp_path / "real")
+    (tmp_path / "copy").rename(tmp_path / "two")
+    with pytest.raises(FormatError, match=r"disk .*two is an old copy, or the index is one .*; mount it"):
+        Store.recover(settings)
+    (tmp_path / "two").rename(tmp_path / "copy")
+    (tmp_path / "real").rename(tmp_path / "two")
+    assert Store.recover(settings) == 0  # nothing was done to either
+    (tmp_path / "two").rename(tmp_path / "real")
+    (tmp_path / "copy").rename(tmp_path / "two")
+    assert Store.recover(settings, lambda path, how: None) == len(second)
+    with closing(Store.open(settings, writer="s", clock=ManualClock())) as store:
+        one, two = store.disk_health.disk_states()
+        assert one.serves
+        assert two.why.startswith("is an old copy, or the index is one: remove ")
+
+
+def test_a_full_disk_is_no_old_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start cannot be noted on it."""
+    _fill(tmp_path)
+
+    def full(root: Path, marker: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(startup_recovery, "write_marker", full)
+            assert Store.recover(_settings(tmp_path)) == 0
+    assert Store.recover(_settings(tmp_path)) == 0
 
 
 @pytest.mark.parametrize("where", ["extents", "extents/DISK", "extents/drafts", "extents/05"])
