@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meshd.peers")
 CONNECT_TIMEOUT: Final = 3.0
+_ADDRESS_TIMEOUT: Final = 1.0
+"""Seconds for each address of a name but the last: of two families, perhaps only one is routed."""
 _LOG_INTERVAL: Final = 60.0  # seconds between two log lines about one certificate
 
 
@@ -35,6 +39,8 @@ class PeerConnector:
     def __init__(self, clock: Clock, ca: Path | None = None) -> None:
         self._clock, self._ca = clock, ca
         self._told: dict[str, float] = {}
+        self._families: dict[str, int] = {}
+        """The family by which a name with several addresses was reached last."""
         self._tls: ssl.SSLContext | None = None
         self._ca_seen: tuple[int, int] | None = None
 
@@ -47,20 +53,23 @@ class PeerConnector:
         """Connect to a node. Raises PeerUnreachableError."""
         try:
             async with timeout(patience):
-                return await self._connect(node.endpoint, lambda: HttpConnection(node.node_id, when_free))
+                return await self._connect(
+                    node.endpoint, lambda: HttpConnection(node.node_id, when_free), patience
+                )
         except (OSError, TimeoutError) as error:
             why = self._reason(node, error)
             raise PeerUnreachableError(f"node {node.node_id} at {node.endpoint}: {why}") from error
 
-    async def _connect(self, endpoint: str, protocol: Callable[[], HttpConnection]) -> HttpConnection:
+    async def _connect(
+        self, endpoint: str, protocol: Callable[[], HttpConnection], patience: float
+    ) -> HttpConnection:
         """Connect to an endpoint. Raises OSError."""
         where, loop = urlsplit(endpoint), asyncio.get_running_loop()
         tls = self._context() if where.scheme == "https" else None
         host, port = where.hostname or "", where.port or (443 if tls else 80)
         own = unpaced_socket(host)
         if own is None:
-            _, wire = await loop.create_connection(protocol, host, port, ssl=tls)
-            return wire
+            return await self._connect_to_name(host, port, protocol, tls, patience)
         try:
             await loop.sock_connect(own, (host, port))
             name = host if tls else None
@@ -68,6 +77,34 @@ class PeerConnector:
         except BaseException:
             own.close()
             raise
+        return wire
+
+    async def _connect_to_name(
+        self,
+        host: str,
+        port: int,
+        protocol: Callable[[], HttpConnection],
+        tls: ssl.SSLContext | None,
+        patience: float,
+    ) -> HttpConnection:
+        """Connect to the first address of a host that accepts the connection. Raises OSError of the last."""
+        loop, name = asyncio.get_running_loop(), host if tls else None
+        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = list(dict.fromkeys((info[0], str(info[4][0])) for info in infos))
+        if len(found) > 1:
+            found.sort(key=lambda each: each[0] != self._families.get(host))
+        for family, address in found[:-1]:
+            with suppress(OSError):
+                async with timeout(min(_ADDRESS_TIMEOUT, patience / 2)):
+                    _, wire = await loop.create_connection(
+                        protocol, address, port, ssl=tls, server_hostname=name
+                    )
+                self._families[host] = family
+                return wire
+        family, address = found[-1]
+        _, wire = await loop.create_connection(protocol, address, port, ssl=tls, server_hostname=name)
+        if len(found) > 1:
+            self._families[host] = family
         return wire
 
     async def certificate_error(self, node: Node, patience: float = CONNECT_TIMEOUT) -> str:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from meshsdk.client.settings import Endpoint
 
 _WANTED_RCVBUF = 4 << 20
+_ADDRESS_TIMEOUT: Final = 1.0
+"""Seconds for each address of a name but the last: of two families, perhaps only one is routed."""
+_families: dict[str, int] = {}
+"""The family by which a name with several addresses was reached last."""
 _EXPIRED: Final = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 _RENEW: Final = (
     "The node's certificate has expired: replace the files that its --tls-cert and --tls-key name; no "
@@ -59,7 +63,7 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
     control such as BBR costs more than all the copying.
     """
     if not (host == "::1" or host.removeprefix("::ffff:").startswith("127.")):
-        return socket.create_connection((host, port), timeout=timeout)
+        return _connected_to_name(host, port, timeout)
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(OSError, AttributeError):  # AttributeError: unknown on this platform
@@ -69,6 +73,27 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
     except BaseException:
         sock.close()
         raise
+    return sock
+
+
+def _connected_to_name(host: str, port: int, timeout: float) -> socket.socket:
+    """Return a socket that is connected to the first address of a host that accepts the connection.
+
+    Raises OSError of the last.
+    """
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = list(dict.fromkeys((info[0], str(info[4][0])) for info in infos))
+    if len(found) > 1:
+        found.sort(key=lambda each: each[0] != _families.get(host))
+    for family, address in found[:-1]:
+        with contextlib.suppress(OSError):
+            sock = socket.create_connection((address, port), timeout=min(timeout / 2, _ADDRESS_TIMEOUT))
+            _families[host] = family
+            return sock
+    family, address = found[-1]
+    sock = socket.create_connection((address, port), timeout=timeout)
+    if len(found) > 1:
+        _families[host] = family
     return sock
 
 
