@@ -81,8 +81,8 @@ def _run() -> int:
 
 
 def with_family(settings: OperatorSettings, environ: Mapping[str, str]) -> OperatorSettings:
-    """Read the family of the cluster off the address of its API, which kubelets set in every pod: Services
-    and pods have their first address of the same family."""
+    """Read the first family of the cluster off the address of its API's Service, which kubelets set in every
+    pod."""
     return replace(settings, cluster_ipv6=":" in environ.get("KUBERNETES_SERVICE_HOST", ""))
 
 

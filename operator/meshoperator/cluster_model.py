@@ -53,7 +53,7 @@ def origins_secret(cluster: str) -> str:
 class Cluster:
     """A MeshCluster. `places`: known Kubernetes nodes; None if nodes may not be read (namespaced scope).
     `operator_namespace`: where the operator's pod is; empty: it runs in none. `operator_labels`: of that
-    pod. `ipv6`: whether the first address of pods is one of IPv6."""
+    pod. `ipv6`: whether that is the first family of the Kubernetes cluster."""
 
     name: str
     namespace: str

@@ -187,7 +187,7 @@ class OperatorSettings:
     """Least improvement of the score for which a copy moves; otherwise small changes would move data back and
     forth."""
     cluster_ipv6: bool = False
-    """Whether the first address of the cluster's pods, at which kubelets probe them, is one of IPv6."""
+    """Whether the cluster's first family is IPv6: its pods may have no address of IPv4."""
     copy_gpus: float = 4.0
     """GPUs that justify one copy beyond those requested, weighted by distance (same host 1, same rack 0.6,
     same zone 0.3). The copy is removed when it serves less than half as many."""

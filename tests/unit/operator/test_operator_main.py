@@ -156,7 +156,7 @@ def test_arguments_of_earlier_charts_are_understood(caplog: pytest.LogCaptureFix
     ],
 )
 def test_daemons_listen_on_ipv6_where_it_is_the_clusters_first_family(api: str, listens: str) -> None:
-    """Kubelets probe the first address of a pod, which is of the family of the API's own Service."""
+    """Its pods may have no other address, at which kubelets could probe them."""
 
     async def seen() -> Cluster:
         settings = with_family(OperatorSettings(reads_nodes=False), {"KUBERNETES_SERVICE_HOST": api})
