@@ -221,7 +221,7 @@ def render_sts_error(error: StsError, request_id: str) -> bytes:
 
 def parse_assumed_role(body: bytes) -> AssumedRole:
     """Parse the XML of an AssumeRoleWithWebIdentity, as a client. Raises StsError InvalidResponse."""
-    root = _parsed(body, f"{ASSUME_ROLE_WITH_WEB_IDENTITY}Response")
+    root = _parse_body(body, f"{ASSUME_ROLE_WITH_WEB_IDENTITY}Response")
     result = root.find_first(f"{ASSUME_ROLE_WITH_WEB_IDENTITY}Result")
     keys = None if result is None else result.find_first("Credentials")
     if result is None or keys is None:
@@ -243,7 +243,7 @@ def parse_assumed_role(body: bytes) -> AssumedRole:
 def parse_sts_error(body: bytes, status: int) -> StsError:
     """Parse the XML of an error, as a client; what is not one gives an error of that status."""
     try:
-        error = _parsed(body, "ErrorResponse").find_first("Error")
+        error = _parse_body(body, "ErrorResponse").find_first("Error")
     except StsError:
         error = None
     if error is None:
@@ -251,7 +251,7 @@ def parse_sts_error(body: bytes, status: int) -> StsError:
     return StsError(error.child_text("Code"), error.child_text("Message"), status)
 
 
-def _parsed(body: bytes, root: str) -> Element:
+def _parse_body(body: bytes, root: str) -> Element:
     try:
         return parse_xml(body, root=root, max_bytes=MAX_FORM_BYTES)
     except S3Error as error:

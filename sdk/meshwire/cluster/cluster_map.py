@@ -280,7 +280,7 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     """Parse a map document. Raises PlanError."""
     value = read_json(source, at_most=MAX_MAP_BYTES) if isinstance(source, (bytes, str)) else dict(source)
     if isinstance(value, dict) and isinstance(value.get("deflated"), list):
-        value = read_json(_inflated(value["deflated"]), at_most=MAX_MAP_BYTES)
+        value = read_json(_decompress(value["deflated"]), at_most=MAX_MAP_BYTES)
     document = checked_object(value, "", _FIELDS)
     version = checked_integer(required_field(document, "version", ""), "version", 0, MAX_INTEGER)
     slots = _parse_slots(document.get("slots", DEFAULT_SLOTS), "slots", MAX_SLOTS)
@@ -300,7 +300,7 @@ def parse_map(source: bytes | str | Mapping[str, Any]) -> ClusterMap:
     )
 
 
-def _inflated(parts: list[Any]) -> bytes:
+def _decompress(parts: list[Any]) -> bytes:
     try:
         return zlib.decompressobj().decompress(b85decode("".join(parts)), MAX_MAP_BYTES + 1)
     except (TypeError, ValueError, zlib.error) as error:

@@ -127,7 +127,7 @@ def preference_lists(nodes: tuple[Weighted, ...], slots: int) -> PreferenceLists
         return _complete(nodes, slot_costs(nodes, np.arange(slots, dtype=np.uint64)))
     horizon = _horizon(np.array([node.weight for node in nodes], np.float64))
     places, found, costs = _entries_below(nodes, slots, horizon)
-    return _listed(nodes, slots, horizon, places, found, costs)
+    return _sort_preferences(nodes, slots, horizon, places, found, costs)
 
 
 def updated_lists(lists: PreferenceLists, nodes: tuple[Weighted, ...]) -> PreferenceLists | None:
@@ -145,7 +145,10 @@ def updated_lists(lists: PreferenceLists, nodes: tuple[Weighted, ...]) -> Prefer
         else:
             kept[known] = place
     weights = np.array([node.weight for node in nodes], np.float64)
-    if 4 * len(new) > len(nodes) or not _EXPECTED / 2 <= _expected(weights, lists.horizon) <= 2 * _EXPECTED:
+    if (
+        4 * len(new) > len(nodes)
+        or not _EXPECTED / 2 <= _expected_nodes(weights, lists.horizon) <= 2 * _EXPECTED
+    ):
         return None
     numbers = np.repeat(np.arange(lists.slots, dtype=np.int32), np.diff(lists.starts))
     places = kept[lists.places]
@@ -156,10 +159,10 @@ def updated_lists(lists: PreferenceLists, nodes: tuple[Weighted, ...]) -> Prefer
         theirs, slots, more = _entries_below(added, lists.slots, lists.horizon)
         places = np.concatenate([places, np.array(new, np.int32)[theirs]])
         numbers, costs = np.concatenate([numbers, slots]), np.concatenate([costs, more])
-    return _listed(nodes, lists.slots, lists.horizon, places, numbers, costs)
+    return _sort_preferences(nodes, lists.slots, lists.horizon, places, numbers, costs)
 
 
-def _listed(
+def _sort_preferences(
     nodes: tuple[Weighted, ...],
     slots: int,
     horizon: int,
@@ -180,7 +183,7 @@ def _complete(nodes: tuple[Weighted, ...], costs: Integers) -> PreferenceLists:
     return PreferenceLists(nodes, len(costs), None, order.astype(np.int32).ravel(), ordered, starts)
 
 
-def _expected(weights: npt.NDArray[np.float64], horizon: float) -> float:
+def _expected_nodes(weights: npt.NDArray[np.float64], horizon: float) -> float:
     """Return how many nodes cost less than the horizon on average: h above 2^(64 − cost · weight)."""
     return float((1 - np.exp2(-horizon / (1 << (_POINT + _SCALE)) * weights)).sum())
 
@@ -189,7 +192,7 @@ def _horizon(weights: npt.NDArray[np.float64]) -> int:
     low, high = 0.0, 64.0 * (1 << (_POINT + _SCALE)) / float(weights.min())
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if _expected(weights, middle) < _EXPECTED else (low, middle)
+        low, high = (middle, high) if _expected_nodes(weights, middle) < _EXPECTED else (low, middle)
     return int(high)
 
 

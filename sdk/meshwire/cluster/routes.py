@@ -115,12 +115,12 @@ class Routes:
         """Return the route of each combination of owners, with its slots in ascending order; `node_id`: of
         those to which a node belongs."""
         if node_id is not None:
-            return self._grouped(np.flatnonzero(self._slots_with(node_id)))
+            return self._group_slots(np.flatnonzero(self._slots_with(node_id)))
         if self._groups is None:
-            self._groups = self._grouped(np.arange(self.slots))
+            self._groups = self._group_slots(np.arange(self.slots))
         return self._groups
 
-    def _grouped(self, slots: npt.NDArray[np.intp]) -> list[tuple[Route, npt.NDArray[np.intp]]]:
+    def _group_slots(self, slots: npt.NDArray[np.intp]) -> list[tuple[Route, npt.NDArray[np.intp]]]:
         if not slots.size:
             return []
         groups = [slots[rows] for rows in group_equal_rows(self._rows[slots])]

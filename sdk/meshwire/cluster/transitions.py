@@ -88,7 +88,7 @@ def join_node(cluster: ClusterMap, node: Node) -> ClusterMap:
     )
     if known.state == "away":
         said = replace(said, state=_back(cluster, said), turned=version)
-        return _changed(cluster, _as_the_last(cluster, said))
+        return _change_nodes(cluster, _as_the_last(cluster, said))
     return _next(cluster, said)
 
 
@@ -120,7 +120,7 @@ def join_new_nodes(cluster: ClusterMap, nodes: Iterable[Node]) -> ClusterMap:
         for node in nodes
         if node.node_id not in known
     }
-    return _changed(cluster, new)
+    return _change_nodes(cluster, new)
 
 
 def mark_complete(cluster: ClusterMap, node_id: str, version: int | None = None) -> ClusterMap:
@@ -143,17 +143,17 @@ def mark_all_complete(cluster: ClusterMap, reports: Mapping[str, int]) -> Cluste
     """Record that nodes are complete, as `mark_complete` does, in one step: the map version of each by its
     id. Reports that do not fit a node's state are left out."""
     new = {
-        node.node_id: _completed(node, reports[node.node_id], cluster.version + 1)
+        node.node_id: _complete_node(node, reports[node.node_id], cluster.version + 1)
         for node in cluster.nodes
         if node.node_id in reports
         and node.state in REACHABLE_STATES
         and reports[node.node_id] >= node.turned
         and (reports[node.node_id] > node.complete or node.state in ("joining", "returning"))
     }
-    return _changed(cluster, new)
+    return _change_nodes(cluster, new)
 
 
-def _completed(node: Node, said: int, version: int) -> Node:
+def _complete_node(node: Node, said: int, version: int) -> Node:
     new = replace(node, complete=max(said, node.complete))
     if node.state != "returning":
         return new
@@ -297,7 +297,7 @@ def set_bucket_copies(cluster: ClusterMap, bucket: str, born: int, present: int,
         )
     version = cluster.version + 1
     counts = tuple(sorted([*others, count]))
-    return _arrived(
+    return _finish_arrivals(
         replace(cluster, version=version, goal=version, base=cluster.current_shares, counts=counts)
     )
 
@@ -316,7 +316,9 @@ def split_slots(cluster: ClusterMap, slots: int) -> ClusterMap:
             "data is moving; split the slots when `mesh cluster status` shows that it has arrived"
         )
     version = cluster.version + 1
-    return _arrived(replace(cluster, version=version, goal=version, slots=slots, base_slots=cluster.slots))
+    return _finish_arrivals(
+        replace(cluster, version=version, goal=version, slots=slots, base_slots=cluster.slots)
+    )
 
 
 def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMap:
@@ -324,7 +326,9 @@ def forget_bucket_copies(cluster: ClusterMap, gone: Container[str]) -> ClusterMa
     counts = tuple(count for count in cluster.counts if count.bucket not in gone)
     if counts == cluster.counts:
         return cluster
-    return _arrived(replace(cluster, version=cluster.version + 1, base=cluster.current_shares, counts=counts))
+    return _finish_arrivals(
+        replace(cluster, version=cluster.version + 1, base=cluster.current_shares, counts=counts)
+    )
 
 
 def _fresh(node: Node, state: State, version: int) -> Node:
@@ -355,10 +359,10 @@ def _known(cluster: ClusterMap, node_id: str) -> Node:
 
 def _next(cluster: ClusterMap, node: Node | None, without: str = "") -> ClusterMap:
     """Replace the node with the same id (or remove `without`), and apply what follows from that."""
-    return _changed(cluster, {} if node is None else {node.node_id: node}, without)
+    return _change_nodes(cluster, {} if node is None else {node.node_id: node}, without)
 
 
-def _changed(cluster: ClusterMap, new: Mapping[str, Node], without: str = "") -> ClusterMap:
+def _change_nodes(cluster: ClusterMap, new: Mapping[str, Node], without: str = "") -> ClusterMap:
     """Replace or add nodes by their ids (and remove `without`), and apply what follows from that."""
     others = [node for node in cluster.nodes if node.node_id not in new and node.node_id != without]
     nodes = checked_nodes([*others, *new.values()])
@@ -367,10 +371,10 @@ def _changed(cluster: ClusterMap, new: Mapping[str, Node], without: str = "") ->
     changed = replace(cluster, version=cluster.version + 1, nodes=nodes, base=cluster.current_shares)
     if changed.target_shares != cluster.target_shares:
         changed = replace(changed, goal=changed.version)
-    return _arrived(changed)
+    return _finish_arrivals(changed)
 
 
-def _arrived(cluster: ClusterMap) -> ClusterMap:
+def _finish_arrivals(cluster: ClusterMap) -> ClusterMap:
     """Make the target shares current if every target node is complete; joining nodes that are complete
     become `up`."""
     complete = {node.node_id for node in cluster.nodes if node.complete >= cluster.goal > 0}

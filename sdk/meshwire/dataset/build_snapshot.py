@@ -208,7 +208,7 @@ class _Grouping:
 
     def build(self) -> SnapshotBuild:
         columns = {name: np.array(column, dtype=np.int64) for name, column in self.columns.items()}
-        kept = _kept(columns, self.labels, self._sample_name, self.tally)
+        kept = _complete_samples(columns, self.labels, self._sample_name, self.tally)
         if not kept.size:
             for number in range(len(self.keys)):
                 self.tally.count(sample_key(self.keys[number])[1])
@@ -227,7 +227,7 @@ class _Grouping:
         starts = np.append(np.arange(0, kept.size, SAMPLES_PER_SHARD), kept.size).astype(np.int64)
         self.tally.add_synonym_examples(self.users)
         objects = ObjectTable(self.source.bucket, keys, etags, sizes)
-        fields = _ordered(self.specs, found, self.labels, kept)
+        fields = _order_columns(self.specs, found, self.labels, kept)
         snapshot = Snapshot.from_parts(str(self.source), "objects", objects, starts, fields, self.specs, None)
         return SnapshotBuild(snapshot, self.tally.skipped, tuple(self.tally.examples))
 
@@ -265,7 +265,7 @@ class _Labels:
         return LabelColumn(renumbered[values], tuple(used))
 
 
-def _kept(
+def _complete_samples(
     columns: Mapping[str, Integers], labels: _Labels, name_of: Callable[[int], str], tally: _Tally
 ) -> Integers:
     """Return the samples that have every field, and count the others."""
@@ -282,7 +282,7 @@ def _kept(
     return kept
 
 
-def _ordered(
+def _order_columns(
     specs: Mapping[str, FieldSpec], found: Mapping[str, BytesColumn], labels: _Labels, kept: Integers
 ) -> Columns:
     label = labels.column(kept) if labels.names else None

@@ -60,7 +60,7 @@ class SnapshotParts:
         """Keep only these samples; shards without samples are dropped."""
         starts = np.unique(np.searchsorted(samples, self.shard_starts)).astype(np.int64)
         names = None if self.names is None else StringColumn.from_strings(self.names.take_rows(samples))
-        fields = {name: _taken(column, samples) for name, column in self.fields.items()}
+        fields = {name: _take_samples(column, samples) for name, column in self.fields.items()}
         return replace(self, shard_starts=starts, fields=fields, names=names)
 
     def seal(self) -> Snapshot:
@@ -98,11 +98,11 @@ def rename_fields(snapshot: Snapshot, names: Mapping[str, str]) -> Snapshot:
         )
     order = sorted(called, key=called.__getitem__)
     fields = {called[name]: snapshot.fields[name] for name in order}
-    specs = {called[name]: _renamed(snapshot.specs[name], called) for name in order}
+    specs = {called[name]: _rename(snapshot.specs[name], called) for name in order}
     return replace(SnapshotParts.from_snapshot(snapshot), fields=fields, specs=specs).seal()
 
 
-def _renamed(spec: FieldSpec, called: Mapping[str, str]) -> FieldSpec:
+def _rename(spec: FieldSpec, called: Mapping[str, str]) -> FieldSpec:
     return replace(spec, name=called[spec.name], piece_of=called.get(spec.piece_of, ""))
 
 
@@ -120,7 +120,7 @@ def keep_samples(snapshot: Snapshot, samples: Integers) -> Snapshot:
     return SnapshotParts.from_snapshot(snapshot).keep_samples(samples).seal()
 
 
-def _taken(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
+def _take_samples(column: BytesColumn | LabelColumn, samples: Integers) -> BytesColumn | LabelColumn:
     if isinstance(column, LabelColumn):
         return LabelColumn(column.values[samples], column.classes)
     return column.take(samples)
@@ -134,7 +134,7 @@ def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | No
     kept = np.ones(snapshot.samples, np.bool_)
     fields = dict(snapshot.fields)
     for name, mapping in maps.items():
-        column = fields[name] = _relabelled(snapshot, name, mapping)
+        column = fields[name] = _relabel(snapshot, name, mapping)
         kept &= column.values >= 0
     some = np.flatnonzero(kept)
     if not some.size:
@@ -145,7 +145,7 @@ def relabel_classes(snapshot: Snapshot, maps: Mapping[str, Mapping[str, str | No
     return SnapshotBuild(renamed.seal(), snapshot.samples - int(some.size), ())
 
 
-def _relabelled(snapshot: Snapshot, name: str, mapping: Mapping[str, str | None]) -> LabelColumn:
+def _relabel(snapshot: Snapshot, name: str, mapping: Mapping[str, str | None]) -> LabelColumn:
     """Return the column with new class numbers, −1 for dropped classes."""
     path = join_path("relabel", name)
     _check_field(snapshot, name, path)
@@ -219,7 +219,7 @@ def _side_by_side(left: Snapshot, right: Snapshot, partners: Integers) -> Snapsh
     moved = np.arange(len(right.objects), dtype=np.int64) + len(left.objects)
     fields: Columns = dict(left.fields)
     for name, column in right.fields.items():
-        taken = _taken(column, partners)
+        taken = _take_samples(column, partners)
         if isinstance(taken, BytesColumn):
             taken = taken.renumber(moved)
         fields[name] = taken

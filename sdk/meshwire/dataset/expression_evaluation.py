@@ -56,7 +56,7 @@ def _of_number(run: Callable[[float], float]) -> Callable[[Any], Any]:
     return lambda value: float(run(value)) if type(value) is float else None
 
 
-def _bounded(text: str) -> str | None:
+def _limit_length(text: str) -> str | None:
     return text if len(text) <= MAX_RESULT else None
 
 
@@ -98,7 +98,7 @@ def _fits(text: str, at: int, part: tuple[str, re.Pattern[str] | None]) -> bool:
     return text.startswith(literal, at) if singles is None else singles.match(text, at) is not None
 
 
-def _found(text: str, at: int, end: int, part: tuple[str, re.Pattern[str] | None]) -> int:
+def _find(text: str, at: int, end: int, part: tuple[str, re.Pattern[str] | None]) -> int:
     literal, singles = part
     if singles is None:
         return text.find(literal, at, end)
@@ -117,7 +117,7 @@ def matches(text: str, pattern: str) -> bool:
     if at > end or not _fits(text, 0, first) or not _fits(text, end, last):
         return False
     for part in parts[1:-1]:
-        found = _found(text, at, end, part)
+        found = _find(text, at, end, part)
         if found < 0:
             return False
         at = found + len(part[0])
@@ -185,8 +185,8 @@ _ALL: Final = (
     _function(
         'glob(text, "a*b?")', "whether all of it matches; * is any run, / included, ? one character", _glob, 2
     ),
-    _function("lower(text)", "in lower case", _of_text(lambda t: _bounded(t.lower())), 1),
-    _function("upper(text)", "in upper case", _of_text(lambda t: _bounded(t.upper())), 1),
+    _function("lower(text)", "in lower case", _of_text(lambda t: _limit_length(t.lower())), 1),
+    _function("upper(text)", "in upper case", _of_text(lambda t: _limit_length(t.upper())), 1),
     _function("strip(text)", "without white space at both ends", _of_text(str.strip), 1),
     _function("replace(text, old, new)", "every old replaced by new", _replace, 3),
     _function("length(value)", "characters of a text, elements of a list", _length, 1),

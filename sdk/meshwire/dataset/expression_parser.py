@@ -71,7 +71,7 @@ def tokens(text: str) -> Iterator[Token]:
     """Yield the tokens of `text`; the last is an `end` or a `bad` token."""
     at = 0
     while at < len(text):
-        token, at = _quoted(text, at) if text[at] in _QUOTED else _plain(text, at)
+        token, at = _quoted_token(text, at) if text[at] in _QUOTED else _plain(text, at)
         if token is None:
             continue
         yield token
@@ -80,7 +80,7 @@ def tokens(text: str) -> Iterator[Token]:
     yield Token("end", "", len(text))
 
 
-def _quoted(text: str, at: int) -> tuple[Token | None, int]:
+def _quoted_token(text: str, at: int) -> tuple[Token | None, int]:
     quote = text[at]
     match = _QUOTED[quote].match(text, at)
     if match is None:
@@ -185,7 +185,7 @@ class _Parser:
     def whole(self) -> Node:
         node = self._either()
         if self._next.kind != "end":
-            raise self._unexpected("an operator or the end")
+            raise self._unexpected_error("an operator or the end")
         return node
 
     # --- tokens ----------------------------------------------------------------------------------------
@@ -203,15 +203,15 @@ class _Parser:
 
     def _expect(self, sign: str) -> None:
         if self._take(sign) is None:
-            raise self._unexpected(repr(sign))
+            raise self._unexpected_error(repr(sign))
 
-    def _unexpected(self, wanted: str) -> _PlaceError:
+    def _unexpected_error(self, wanted: str) -> _PlaceError:
         token = self._next
         found = "the end" if token.kind == "end" else shown_value(token.text)
         hint = _WORDS_ELSEWHERE.get(token.text, "") if "operator" in wanted else ""
         return _PlaceError(token.at, f"expected {wanted}, not {found}{hint}")
 
-    def _counted(self, node: Node) -> Node:
+    def _count_node(self, node: Node) -> Node:
         self._nodes += 1
         if self._nodes > _MAX_NODES:
             raise _PlaceError(self._next.at, f"the expression has more than {_MAX_NODES} parts")
@@ -225,41 +225,43 @@ class _Parser:
             raise _PlaceError(self._next.at, f"nested deeper than {_MAX_DEPTH}")
         node = self._both()
         while self._take("or"):
-            node = self._counted(nodes.or_node(node, self._both()))
+            node = self._count_node(nodes.or_node(node, self._both()))
         self._depth -= 1
         return node
 
     def _both(self) -> Node:
-        node = self._negated()
+        node = self._parse_negation()
         while self._take("and"):
-            node = self._counted(nodes.and_node(node, self._negated()))
+            node = self._count_node(nodes.and_node(node, self._parse_negation()))
         return node
 
-    def _negated(self) -> Node:
+    def _parse_negation(self) -> Node:
         count = 0
         while self._take("not"):
             count += 1
-        node = self._compared()
-        return self._counted(nodes.truth_node(node, count % 2 == 1)) if count else node
+        node = self._parse_comparison()
+        return self._count_node(nodes.truth_node(node, count % 2 == 1)) if count else node
 
-    def _compared(self) -> Node:
+    def _parse_comparison(self) -> Node:
         node = self._sum()
         if sign := self._take(*_COMPARISONS):
-            node = self._counted(nodes.comparison_node(sign.text, node, self._sum()))
+            node = self._count_node(nodes.comparison_node(sign.text, node, self._sum()))
         elif self._take("in"):
-            node = self._counted(nodes.membership_node(node, self._list()))
+            node = self._count_node(nodes.membership_node(node, self._list()))
         elif self._next.text == "not" and self._next.kind == "word":
             self._at += 1
             if self._take("in") is None:
-                raise self._unexpected("'in'")
-            node = self._counted(nodes.truth_node(nodes.membership_node(node, self._list()), True))
+                raise self._unexpected_error("'in'")
+            node = self._count_node(nodes.truth_node(nodes.membership_node(node, self._list()), True))
         if self._next.kind == "sign" and self._next.text in _COMPARISONS:
             raise _PlaceError(self._next.at, "comparisons do not chain; join two with `and`")
         return node
 
     def _list(self) -> list[Node]:
         if self._take("(") is None:
-            raise self._unexpected("'(' of a list, as in X in ('a', 'b'), or contains(text, part) for a text")
+            raise self._unexpected_error(
+                "'(' of a list, as in X in ('a', 'b'), or contains(text, part) for a text"
+            )
         return self._arguments()
 
     def _arguments(self) -> list[Node]:
@@ -276,44 +278,44 @@ class _Parser:
     def _sum(self) -> Node:
         node = self._product()
         while sign := self._take("+", "-"):
-            node = self._counted(nodes.arithmetic_node(sign.text, node, self._product()))
+            node = self._count_node(nodes.arithmetic_node(sign.text, node, self._product()))
         return node
 
     def _product(self) -> Node:
-        node = self._signed()
+        node = self._parse_sign()
         while sign := self._take("*", "/", "%"):
-            node = self._counted(nodes.arithmetic_node(sign.text, node, self._signed()))
+            node = self._count_node(nodes.arithmetic_node(sign.text, node, self._parse_sign()))
         return node
 
-    def _signed(self) -> Node:
+    def _parse_sign(self) -> Node:
         count = 0
         while self._take("-"):
             count += 1
         node = self._operand()
         for _ in range(2 - count % 2 if count else 0):  # a double negation still requires a number
-            node = self._counted(nodes.arithmetic_node("-", nodes.constant_node(0.0), node))
+            node = self._count_node(nodes.arithmetic_node("-", nodes.constant_node(0.0), node))
         return node
 
     def _operand(self) -> Node:
         token = self._next
         if token.kind in ("number", "text"):
             self._at += 1
-            return self._counted(nodes.constant_node(token.value))
+            return self._count_node(nodes.constant_node(token.value))
         if self._take("("):
             node = self._either()
             self._expect(")")
             return node
         if token.kind == "word" and token.text in KEYWORDS:
             if token.text not in _CONSTANTS:
-                raise self._unexpected("a value")
+                raise self._unexpected_error("a value")
             self._at += 1
-            return self._counted(nodes.constant_node(_CONSTANTS[token.text]))
+            return self._count_node(nodes.constant_node(_CONSTANTS[token.text]))
         if token.kind not in ("word", "name"):
-            raise self._unexpected("a name, a number, a text in quotes or (")
+            raise self._unexpected_error("a name, a number, a text in quotes or (")
         self._at += 1
         if token.kind == "word" and self._take("("):
-            return self._counted(self._call(token))
-        return self._counted(self._name(token))
+            return self._count_node(self._call(token))
+        return self._count_node(self._name(token))
 
     def _name(self, token: Token) -> Node:
         name = token.text
@@ -330,7 +332,9 @@ class _Parser:
             elif sign.text == "[" and step.kind == "number" and float(str(step.value)).is_integer():
                 steps.append(int(float(str(step.value))))
             else:
-                raise self._unexpected("a name" if sign.text == "." else "a position or a name in quotes")
+                raise self._unexpected_error(
+                    "a name" if sign.text == "." else "a position or a name in quotes"
+                )
             self._at += 1
             if sign.text == "[":
                 self._expect("]")

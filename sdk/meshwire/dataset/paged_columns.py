@@ -147,7 +147,7 @@ class Pages:
             return None
         return joined
 
-    def _grouped(self, wanted: Integers) -> _Groups:
+    def _group_by_page(self, wanted: Integers) -> _Groups:
         groups = self._last
         if not np.array_equal(groups.samples, wanted):
             groups = self._last = _Groups(self, wanted)
@@ -158,7 +158,7 @@ class Pages:
         wanted = np.asarray(samples, np.int64)
         if self._joined:
             return self._joined_numbers(wanted).astype(np.int32)
-        numbers = self.numbers_of(wanted) if wanted.ndim == 0 else self._grouped(wanted).numbers
+        numbers = self.numbers_of(wanted) if wanted.ndim == 0 else self._group_by_page(wanted).numbers
         return numbers.astype(np.int32)
 
     def gather(self, samples: Any, column: Callable[[Page], Narrow]) -> Integers:
@@ -175,7 +175,7 @@ class Pages:
             number = int(self.numbers_of(wanted))
             found: Any = np.int64(column(self.open(number))[int(wanted - self.starts[number])])
             return found  # type: ignore[no-any-return]  # a scalar, as an array gives for an index
-        return self._grouped(wanted).values(column).reshape(wanted.shape)
+        return self._group_by_page(wanted).values(column).reshape(wanted.shape)
 
     def join(self, column: Callable[[Page], Narrow]) -> Integers:
         """Return a column's values for all samples: int64[N]."""

@@ -345,7 +345,7 @@ def _read_table(reader: ColumnReader, objects: ObjectTable, parts: int, *, besid
 def page_facts(document: Buffer) -> dict[tuple[str, str, int], PageFacts]:
     """Return what a document with pages says of each, by the object's key, ETag and stored size; nothing for
     a document of another version. Raises ColumnError."""
-    found = read_snapshot(document, _closed)
+    found = read_snapshot(document, _raise_missing)
     if not isinstance(found, PagedSnapshot):
         return {}
     objects, stored = found.objects, found.table.stored.tolist()
@@ -353,5 +353,5 @@ def page_facts(document: Buffer) -> dict[tuple[str, str, int], PageFacts]:
     return {name: found.facts(number) for number, name in enumerate(names)}
 
 
-def _closed(snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
+def _raise_missing(snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
     raise ColumnError(f"page {numbers[0]} of the snapshot {snapshot.hash} is not here")

@@ -152,13 +152,15 @@ class Records:
 
     def take(self, samples: Integers) -> Records:
         """Return the records of these samples; the same ones for all columns of a table."""
-        return self._made(samples, lambda: Records(self._objects[samples], self._offsets[samples]))
+        return self._make_once(samples, lambda: Records(self._objects[samples], self._offsets[samples]))
 
     def renumber(self, numbers: Integers) -> Records:
         """Return the records with `numbers[n]` for object n; the same ones for all columns of a table."""
-        return self._made(numbers, lambda: Records(numbers[self._objects].astype(np.int32), self._offsets))
+        return self._make_once(
+            numbers, lambda: Records(numbers[self._objects].astype(np.int32), self._offsets)
+        )
 
-    def _made(self, of: Integers, make: Callable[[], Records]) -> Records:
+    def _make_once(self, of: Integers, make: Callable[[], Records]) -> Records:
         if self._last is None or self._last[0] is not of:
             self._last = of, make()
         return self._last[1]

@@ -117,7 +117,7 @@ def update_from_objects(snapshot: Snapshot, changed: Mapping[str, Sequence[Liste
     places = [place for stem in stems if (place := objects_of(snapshot, stem)) is not None]
     if not stems or len(places) < len(stems):
         return None
-    new, skipped, examples = _built(snapshot, [entry for stem in stems for entry in changed[stem]])
+    new, skipped, examples = _build_part(snapshot, [entry for stem in stems for entry in changed[stem]])
     used = Counter(sample_key(key)[0] for key in new.objects.keys) if new is not None else Counter[str]()
     firsts, ends = (np.array(each, np.int64) for each in zip(*places, strict=True))
     if (firsts[1:] < ends[:-1]).any():  # `a.txt` was removed, and the new `a.d/b.txt` belongs before it
@@ -161,7 +161,9 @@ def _samples_before(column: BytesColumn, objects: Integers) -> Integers:
     return np.searchsorted(of_samples, wanted).astype(np.int64)
 
 
-def _built(snapshot: Snapshot, listing: Sequence[Listed]) -> tuple[Snapshot | None, int, tuple[str, ...]]:
+def _build_part(
+    snapshot: Snapshot, listing: Sequence[Listed]
+) -> tuple[Snapshot | None, int, tuple[str, ...]]:
     """Return the snapshot of some objects, None without samples, and what of them is left out."""
     try:
         built = build_from_objects(listing, source=snapshot.source, fields=snapshot.specs)

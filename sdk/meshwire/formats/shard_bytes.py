@@ -222,7 +222,7 @@ def _int64(number: int) -> bytes:
     return bytes((number >> 7 * group & 0x7F) | (0x80 if group < 9 else 0) for group in range(10))
 
 
-def _delimited(size: int) -> int:
+def _delimited_size(size: int) -> int:
     """Return the bytes of a length-delimited field of `size` bytes, including tag and length."""
     return 1 + max(1, -(-size.bit_length() // 7)) + size
 
@@ -242,9 +242,9 @@ class _Feature(NamedTuple):
 
     def sizes(self) -> tuple[int, int, int]:
         """Return the sizes of the list, the Feature and the map entry."""
-        values = _delimited(self.size)
-        feature = _delimited(values)
-        return values, feature, _delimited(len(self.name)) + _delimited(feature)
+        values = _delimited_size(self.size)
+        feature = _delimited_size(values)
+        return values, feature, _delimited_size(len(self.name)) + _delimited_size(feature)
 
     def pieces(self) -> Iterator[Piece]:
         values, feature, entry = self.sizes()
@@ -270,7 +270,7 @@ def _features(
 
 
 def _message_size(features: Sequence[_Feature]) -> int:
-    return _delimited(sum(_delimited(feature.sizes()[2]) for feature in features))
+    return _delimited_size(sum(_delimited_size(feature.sizes()[2]) for feature in features))
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ class TfrecordShard(Shard):
     def unit_pieces(self, number: int) -> Iterable[Piece]:
         features = self._features(number)
         size = _message_size(features)
-        total = sum(_delimited(feature.sizes()[2]) for feature in features)
+        total = sum(_delimited_size(feature.sizes()[2]) for feature in features)
         message = [literal_piece(_FIRST + encode_varint(total))]
         for feature in features:
             message += feature.pieces()

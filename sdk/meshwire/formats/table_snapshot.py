@@ -52,10 +52,10 @@ class TableFile:
 
 def resolve_fields(fields: Mapping[str, FieldSpec], index: TableIndex, key: str) -> dict[str, FieldSpec]:
     """Return the fields with the dtypes and shapes of their columns in the first file. Raises PlanError."""
-    return {name: _resolved(name, spec, index, key) for name, spec in fields.items()}
+    return {name: _resolve_spec(name, spec, index, key) for name, spec in fields.items()}
 
 
-def _resolved(name: str, spec: FieldSpec, index: TableIndex, key: str) -> FieldSpec:
+def _resolve_spec(name: str, spec: FieldSpec, index: TableIndex, key: str) -> FieldSpec:
     if spec.column is None:
         return spec
     column = find_column(f"fields.{name}", spec.column, index, key)

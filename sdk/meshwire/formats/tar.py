@@ -166,7 +166,7 @@ def parse_pax(body: bytes, offset: int = 0) -> dict[str, str]:
     return records
 
 
-def _checked(block: bytes, offset: int) -> bytes:
+def _check_block(block: bytes, offset: int) -> bytes:
     if len(block) != BLOCK:
         raise TarError("the file ends inside a header", offset)
     total = sum(block) - sum(block[148:156]) + 8 * 32
@@ -252,7 +252,7 @@ class _Scanner:
             block = self.read(self.at, min(BLOCK, self.end - self.at))
             if not block.strip(b"\0"):
                 return
-            _checked(block, self.at)
+            _check_block(block, self.at)
             kind = _cstring(block[156:157]) or "0"
             if self.extended(kind, _number(block[124:136], self.at)):
                 continue

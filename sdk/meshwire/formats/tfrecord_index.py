@@ -69,7 +69,7 @@ def read_records(pieces: Iterable[Buffer]) -> Iterator[tuple[int, bytes | None]]
         held += piece
         while len(held) - at >= needed:
             if needed == HEAD_BYTES:
-                needed += _sized(held[at : at + HEAD_BYTES], number, base + at) + 4
+                needed += _record_size(held[at : at + HEAD_BYTES], number, base + at) + 4
                 continue
             message = bytes(held[at + HEAD_BYTES : at + needed - 4])
             sound = masked_crc(crc32c(message)) == held[at + needed - 4 : at + needed]
@@ -81,7 +81,7 @@ def read_records(pieces: Iterable[Buffer]) -> Iterator[tuple[int, bytes | None]]
         raise TfrecordError(f"record {number}, at byte {base}, is truncated: the file ends inside it")
 
 
-def _sized(head: bytes | bytearray, number: int, at: int) -> int:
+def _record_size(head: bytes | bytearray, number: int, at: int) -> int:
     try:
         return head_size(bytes(head))
     except TfrecordError as error:

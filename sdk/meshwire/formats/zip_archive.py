@@ -130,10 +130,10 @@ def scan_zip(read: Reader, size: int) -> list[ZipMember]:
     """
     directory, count, shift, limit = _directory(read, size)
     entries = sorted(_entries(directory, count, shift), key=lambda entry: entry.header)
-    members = [_located(read, entry, limit) for entry in entries]
+    members = [_locate_member(read, entry, limit) for entry in entries]
     for earlier, later in itertools.pairwise(members):
         if earlier.data_offset + earlier.packed > later.data_offset:
-            raise ArchiveError(f"the members {_shown(earlier.name)} and {_shown(later.name)} overlap")
+            raise ArchiveError(f"the members {_show_name(earlier.name)} and {_show_name(later.name)} overlap")
     return members
 
 
@@ -244,15 +244,18 @@ def _type(raw: bytes, made: int, mode: int) -> str:
 
 def _check_entry(name: str, flags: int, method: int, size: int, packed: int) -> None:
     if flags & _ENCRYPTED:
-        raise ArchiveError(f"the member {_shown(name)} is encrypted, which is not supported")
+        raise ArchiveError(f"the member {_show_name(name)} is encrypted, which is not supported")
     if method not in (STORED, DEFLATED):
         raise ArchiveError(
-            f"the member {_shown(name)} uses compression method {method}; stored and deflate are supported"
+            f"the member {_show_name(name)} uses compression method {method}; "
+            "stored and deflate are supported"
         )
     if method == STORED and size != packed:
-        raise ArchiveError(f"the stored member {_shown(name)} has two sizes: {size} and {packed}")
+        raise ArchiveError(f"the stored member {_show_name(name)} has two sizes: {size} and {packed}")
     if size > packed * _MAX_RATIO:
-        raise ArchiveError(f"the member {_shown(name)} claims {size} bytes from {packed} compressed bytes")
+        raise ArchiveError(
+            f"the member {_show_name(name)} claims {size} bytes from {packed} compressed bytes"
+        )
 
 
 def _wide(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
@@ -285,19 +288,19 @@ def _zip64_field(extra: bytes) -> bytes:
     return b""
 
 
-def _located(read: Reader, entry: _Entry, limit: int) -> ZipMember:
+def _locate_member(read: Reader, entry: _Entry, limit: int) -> ZipMember:
     """Return the member with the position of its data, which the local header gives."""
     head = read(entry.header, _LOCAL.size + len(entry.raw)) if entry.header < limit else b""
     if len(head) != _LOCAL.size + len(entry.raw) or head[:4] != b"PK\3\4":
-        raise ArchiveError(f"the member {_shown(entry.name)} has no local header")
+        raise ArchiveError(f"the member {_show_name(entry.name)} has no local header")
     name_length, extra_length = struct.unpack_from("<2H", head, _LOCAL.size - 4)
     if head[_LOCAL.size :] != entry.raw or name_length != len(entry.raw):
-        raise ArchiveError(f"the member {_shown(entry.name)} has another name in its local header")
+        raise ArchiveError(f"the member {_show_name(entry.name)} has another name in its local header")
     data = entry.header + _LOCAL.size + name_length + extra_length
     if data + entry.packed > limit:
-        raise ArchiveError(f"the member {_shown(entry.name)} extends into the zip's directory")
+        raise ArchiveError(f"the member {_show_name(entry.name)} extends into the zip's directory")
     return ZipMember(entry.name, entry.size, data, entry.packed, entry.method, entry.crc32, entry.type)
 
 
-def _shown(name: str) -> str:
+def _show_name(name: str) -> str:
     return repr(name[:80])

@@ -135,10 +135,10 @@ class StringColumn:
             text += [old[byte : starts[run]], more[edges[run] : edges[run + 1]]]
             numbers += [sizes[at:first], added[cuts[run] : cuts[run + 1]]]
             at, byte = end, stops[run]
-        return self._spliced([*text, old[byte:]], np.concatenate([*numbers, sizes[at:]]))
+        return self._splice([*text, old[byte:]], np.concatenate([*numbers, sizes[at:]]))
 
     @staticmethod
-    def _spliced(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
+    def _splice(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
         return StringColumn(b"".join(piece.data for piece in pieces), sizes.astype(np.int64))
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class StoredStrings(StringColumn):
         return found
 
     @staticmethod
-    def _spliced(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
+    def _splice(pieces: Sequence[npt.NDArray[np.uint8]], sizes: npt.NDArray[Any]) -> StringColumn:
         return _SplicedStrings(pieces, sizes)
 
     def __len__(self) -> int:
@@ -300,7 +300,7 @@ def narrow_integers(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.astype(np.int64, copy=False)
 
 
-def _joined(pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+def _join_short(pieces: Sequence[Buffer]) -> Sequence[Buffer]:
     """Return these pieces with runs of short ones joined."""
     found: list[Buffer] = []
     for long, group in itertools.groupby(pieces, lambda piece: len(piece) >= _LONG_PIECE):
@@ -345,7 +345,7 @@ class ColumnWriter:
             pieces += [bytes(slot.offset - at)]
             pieces += [np.ascontiguousarray(piece).view(np.uint8).data for piece in self._arrays[name]]
             at = slot.offset + slot.nbytes
-        return _joined(pieces)
+        return _join_short(pieces)
 
 
 class ColumnReader:

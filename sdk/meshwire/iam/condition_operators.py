@@ -90,7 +90,7 @@ def parse_date(text: str) -> float | None:
         return None
 
 
-def _ordered(read: Callable[[str], float | None], order: _Order, expected: str) -> Compile:
+def _compare_with(read: Callable[[str], float | None], order: _Order, expected: str) -> Compile:
     def compile_operand(text: str, path: str, variables: bool) -> Match:
         bound = read(text)
         if bound is None:
@@ -131,12 +131,12 @@ def _address(text: str, path: str, variables: bool) -> Match:
 
 def _family(name: str, read: Callable[[str], float | None], expected: str) -> tuple[Operator, ...]:
     return (
-        Operator(f"{name}Equals", _ordered(read, operator.eq, expected)),
-        Operator(f"{name}NotEquals", _ordered(read, operator.eq, expected), negated=True),
-        Operator(f"{name}LessThan", _ordered(read, operator.lt, expected)),
-        Operator(f"{name}LessThanEquals", _ordered(read, operator.le, expected)),
-        Operator(f"{name}GreaterThan", _ordered(read, operator.gt, expected)),
-        Operator(f"{name}GreaterThanEquals", _ordered(read, operator.ge, expected)),
+        Operator(f"{name}Equals", _compare_with(read, operator.eq, expected)),
+        Operator(f"{name}NotEquals", _compare_with(read, operator.eq, expected), negated=True),
+        Operator(f"{name}LessThan", _compare_with(read, operator.lt, expected)),
+        Operator(f"{name}LessThanEquals", _compare_with(read, operator.le, expected)),
+        Operator(f"{name}GreaterThan", _compare_with(read, operator.gt, expected)),
+        Operator(f"{name}GreaterThanEquals", _compare_with(read, operator.ge, expected)),
     )
 
 

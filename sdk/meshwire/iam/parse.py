@@ -340,12 +340,12 @@ def _action(text: str, path: str, kind: PolicyKind) -> str:
             )
         if service.lower() != "mesh":
             return text
-    if not _named(text.lower()):
+    if not _matching_actions(text.lower()):
         raise PolicyError(path, f"there is no action {shown_value(text)}{suggestion(text, ACTIONS)}")
     return text
 
 
-def _named(folded: str) -> list[str]:
+def _matching_actions(folded: str) -> list[str]:
     """Return the known actions that a pattern matches."""
     glob = Glob(folded)
     if not glob.has_wildcards:
@@ -363,7 +363,7 @@ def _check_levels(actions: Patterns, resources: Patterns, path: str) -> None:
     if any("*" in name or "$" in name for name in names if "/" not in name):
         reach.add("object")
     for glob in actions.globs:
-        levels = {ACTIONS_LOWERCASE[name] for name in _named(glob.text)} or {"object", "bucket"}
+        levels = {ACTIONS_LOWERCASE[name] for name in _matching_actions(glob.text)} or {"object", "bucket"}
         if glob.text != "*" and levels.isdisjoint(reach):
             what = (
                 "objects; add /* to the resource" if "object" in levels else "the bucket; name it without /"

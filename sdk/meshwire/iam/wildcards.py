@@ -59,7 +59,7 @@ def parse_pieces(text: str, path: str, *, wild: bool, variables: bool) -> tuple[
     for found in (_SPECIAL if variables else _WILD).finditer(text):
         pieces += [text[at : found.start()], _special(found, path, wild=wild)]
         at = found.end()
-    return tuple(_joined([*pieces, text[at:]]))
+    return tuple(_join_literals([*pieces, text[at:]]))
 
 
 def _special(found: re.Match[str], path: str, *, wild: bool) -> Piece:
@@ -71,7 +71,7 @@ def _special(found: re.Match[str], path: str, *, wild: bool) -> Piece:
     return name if name in "*?$" else Variable(name.lower(), found[2])
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
+def _join_literals(pieces: list[Piece]) -> list[Piece]:
     """Merge neighbouring literals, drop empty ones, and reduce `**` to `*`."""
     joined: list[Piece] = []
     for piece in pieces:
@@ -112,7 +112,7 @@ class Glob:
         """Whether the pattern matches all of `text`; None if a variable has no value."""
         segments = self._fixed
         if segments is None:
-            resolved = self._resolved(resolve)
+            resolved = self._resolve_parts(resolve)
             if resolved is None:
                 return None
             segments = _cached_segments(resolved)
@@ -122,10 +122,10 @@ class Glob:
         """Return the segments with every variable replaced, or None if one has no value."""
         if self._fixed is not None:
             return self._fixed
-        resolved = self._resolved(resolve)
+        resolved = self._resolve_parts(resolve)
         return None if resolved is None else _cached_segments(resolved)
 
-    def _resolved(self, resolve: Resolve) -> tuple[str | Wildcard, ...] | None:
+    def _resolve_parts(self, resolve: Resolve) -> tuple[str | Wildcard, ...] | None:
         values: list[Piece] = []
         for piece in self._pieces:
             if isinstance(piece, Variable):
@@ -136,7 +136,7 @@ class Glob:
                 values.append(value)
             else:
                 values.append(piece)
-        return _literal(tuple(_joined(values)), fold=self._fold)
+        return _literal(tuple(_join_literals(values)), fold=self._fold)
 
 
 def _literal(pieces: tuple[Piece, ...], *, fold: bool) -> tuple[str | Wildcard, ...]:

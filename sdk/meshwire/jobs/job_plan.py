@@ -219,7 +219,7 @@ class FileList:
                     shuffle_permutation(layout.shuffle, members.size).samples_at(np.arange(members.size))
                 ]
             order.append(chosen)
-            for number, count in enumerate(_filled(layout, sizes[chosen])):
+            for number, count in enumerate(_fill_shards(layout, sizes[chosen])):
                 outputs.append(f"{prefix}{folder}{shard_name(layout, number)}{ending}")
                 samples.append(count)
         taken = np.concatenate(order)
@@ -243,7 +243,7 @@ class FileList:
             yield from _parts(layout, stems, below)
             return
         evaluation = evaluation or Evaluation()
-        chosen = list(enumerate(self._described(stems, of, below)))
+        chosen = list(enumerate(self._describe_samples(stems, of, below)))
         if layout.where:
             where = parse_expression(layout.where, "where")
             chosen = [(number, item) for number, item in chosen if evaluation.evaluate(where, item)]
@@ -256,7 +256,7 @@ class FileList:
         for folder, numbers in found.items():
             yield folder, np.array(numbers, dtype=np.int64)
 
-    def _described(self, stems: Sequence[str], of: Integers, below: str) -> Iterator[Sample]:
+    def _describe_samples(self, stems: Sequence[str], of: Integers, below: str) -> Iterator[Sample]:
         """Yield the samples as expressions see them."""
         order = np.argsort(of, kind="stable")
         ends = np.searchsorted(of[order], np.arange(len(stems) + 1)).tolist()
@@ -351,7 +351,7 @@ def _parts(layout: ShardsView, stems: Sequence[str], below: str) -> Iterator[tup
         yield f"{name}/", np.flatnonzero(of == number)
 
 
-def _filled(layout: ShardsView, weights: Integers) -> Iterable[int]:
+def _fill_shards(layout: ShardsView, weights: Integers) -> Iterable[int]:
     """Return the number of samples per shard, each filled up to its count or size in bytes."""
     if not layout.size:
         whole, rest = divmod(weights.size, layout.count)

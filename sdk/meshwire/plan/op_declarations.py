@@ -101,11 +101,11 @@ class OpDeclaration:
 
     @property
     def input_signature(self) -> str:
-        return _told(self.inputs) if self.inputs else str(self.input)
+        return _describe_values(self.inputs) if self.inputs else str(self.input)
 
     @property
     def output_signature(self) -> str:
-        return _told(self.outputs) if self.outputs else str(self.output)
+        return _describe_values(self.outputs) if self.outputs else str(self.output)
 
     def document(self) -> dict[str, Any]:
         values: dict[str, Any] = {"input": self.input.document(), "output": self.output.document()}
@@ -125,7 +125,7 @@ class OpDeclaration:
         }
 
 
-def _told(values: Sequence[tuple[str, ValueType]]) -> str:
+def _describe_values(values: Sequence[tuple[str, ValueType]]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in values)
 
 
@@ -334,7 +334,7 @@ def output_shape(
     taken = declared.input.shape
     if taken is not None:
         _bind(taken, shape, bound)
-    return _filled(declared.output, bound)
+    return _fill_shape(declared.output, bound)
 
 
 def output_shapes(
@@ -350,10 +350,10 @@ def output_shapes(
                 _bind(value.shape, shape, bound)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-    return tuple(_filled(value, bound) for _, value in declared.outputs)
+    return tuple(_fill_shape(value, bound) for _, value in declared.outputs)
 
 
-def _filled(made: ValueType, bound: Mapping[str, int | None]) -> tuple[int | None, ...]:
+def _fill_shape(made: ValueType, bound: Mapping[str, int | None]) -> tuple[int | None, ...]:
     return tuple(bound[item] if isinstance(item, str) else item for item in made.shape or ())
 
 

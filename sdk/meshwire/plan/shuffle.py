@@ -334,12 +334,12 @@ class BucketOrder:
     def _pool(self, number: int) -> Indices:
         found = self._pools.get(number)
         if found is None:
-            found = self._pools[number] = self._sorted(number)
+            found = self._pools[number] = self._sort_pool(number)
             if len(self._pools) > _KEPT:
                 self._pools.popitem(last=False)
         return found
 
-    def _sorted(self, number: int) -> Indices:
+    def _sort_pool(self, number: int) -> Indices:
         """Return a pool's samples: sorted by length, cut into runs; whole runs in random order, an
         incomplete run last."""
         first, width = number * self._buckets.pool, self._buckets.rows

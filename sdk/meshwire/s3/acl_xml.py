@@ -90,7 +90,7 @@ def read_acl_headers(headers: Mapping[str, str]) -> Acl | None:
     canned = headers.get("x-amz-acl")
     granted = [name for name in _GRANT_HEADERS if name in headers]
     if canned is None:
-        return _granted(headers, granted)
+        return _parse_grants(headers, granted)
     if granted:
         raise S3Error("InvalidRequest", "Specifying both Canned ACLs and Header Grants is not allowed")
     if canned in _UNBUILT:
@@ -100,14 +100,14 @@ def read_acl_headers(headers: Mapping[str, str]) -> Acl | None:
     return Acl(cast("CannedAcl", canned))
 
 
-def _granted(headers: Mapping[str, str], names: list[str]) -> Acl:
+def _parse_grants(headers: Mapping[str, str], names: list[str]) -> Acl:
     grants = tuple(
         Grant(_header_grantee(name, entry), _GRANT_HEADERS[name])
         for name in names
         for entry in headers[name].split(",")
         if entry.strip()
     )
-    return _limited(Acl("", grants))
+    return _check_limit(Acl("", grants))
 
 
 def _header_grantee(name: str, entry: str) -> str:
@@ -129,7 +129,7 @@ def _grantee(kind: str, value: str) -> str:
     return value
 
 
-def _limited(acl: Acl) -> Acl:
+def _check_limit(acl: Acl) -> Acl:
     if len(acl.grants) > MAX_GRANTS:
         raise S3Error("MalformedACLError", f"An ACL can have at most {MAX_GRANTS} grants.")
     return acl
@@ -153,7 +153,7 @@ def parse_acl(body: bytes) -> AclDocument:
             "MalformedACLError", "An AccessControlPolicy needs an Owner with an ID, and an AccessControlList."
         )
     grants = tuple(map(_parse_grant, listed.find_all("Grant")))
-    return AclDocument(owner.child_text("ID").strip(), _limited(Acl("", grants)))
+    return AclDocument(owner.child_text("ID").strip(), _check_limit(Acl("", grants)))
 
 
 def _require_known_elements(root: Element) -> None:

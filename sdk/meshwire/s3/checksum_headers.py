@@ -45,7 +45,9 @@ def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> Body
         )
     for algorithm, value in checksums.items():
         _check_value(algorithm, value, composite=composite)
-    return BodyDigests(_content_md5(headers), checksums, trailer, _wanted(headers, (*checksums, *trailer)))
+    return BodyDigests(
+        _content_md5(headers), checksums, trailer, _wanted_algorithms(headers, (*checksums, *trailer))
+    )
 
 
 def is_checksum_value_header(name: str) -> bool:
@@ -79,7 +81,7 @@ def _trailer(header: str | None) -> tuple[str, ...]:
     return tuple(name[len(_PREFIX) :] for name in names)
 
 
-def _wanted(headers: Mapping[str, str], given: tuple[str, ...]) -> tuple[str, ...]:
+def _wanted_algorithms(headers: Mapping[str, str], given: tuple[str, ...]) -> tuple[str, ...]:
     value = headers.get("x-amz-sdk-checksum-algorithm")
     if value is None:
         return ()

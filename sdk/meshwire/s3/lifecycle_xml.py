@@ -59,10 +59,10 @@ def parse_lifecycle(body: bytes) -> tuple[LifecycleRule, ...]:
     named = [rule.id for rule in rules if rule.id]
     if len(set(named)) < len(named):
         raise S3Error("InvalidArgument", "Rule ID must be unique. Found same ID for more than one rule")
-    return tuple(_named(rule, number) for number, rule in enumerate(rules))
+    return tuple(_with_rule_id(rule, number) for number, rule in enumerate(rules))
 
 
-def _named(rule: LifecycleRule, number: int) -> LifecycleRule:
+def _with_rule_id(rule: LifecycleRule, number: int) -> LifecycleRule:
     """Generate a missing id from the rule, so that the same document always gives the same ids."""
     made_up = hashlib.sha256(f"{number} {rule!r}".encode()).hexdigest()[:48]
     return rule if rule.id else replace(rule, id=made_up)
@@ -78,7 +78,7 @@ def _rule(element: Element) -> LifecycleRule:
         raise S3Error("MalformedXML", "The Status of a Rule must be Enabled or Disabled.")
     if len(name) > MAX_ID:
         raise S3Error("InvalidArgument", f"ID length should not exceed allowed limit of {MAX_ID}")
-    rule = _actions(_filtered(LifecycleRule(name, status == "Enabled"), element), element)
+    rule = _actions(_parse_filter(LifecycleRule(name, status == "Enabled"), element), element)
     _check(rule)
     return rule
 
@@ -86,7 +86,7 @@ def _rule(element: Element) -> LifecycleRule:
 # --- selection of objects ---------------------------------------------------------------------------------
 
 
-def _filtered(rule: LifecycleRule, element: Element) -> LifecycleRule:
+def _parse_filter(rule: LifecycleRule, element: Element) -> LifecycleRule:
     old, new = element.find_first("Prefix"), element.find_first("Filter")
     if (old is None) == (new is None):
         raise S3Error("MalformedXML", "A Rule needs a Filter (or, in the old form, a Prefix).")

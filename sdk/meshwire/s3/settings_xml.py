@@ -283,7 +283,9 @@ def checked_tags(pairs: Iterable[tuple[str, str]], limit: int) -> dict[str, str]
     tags: dict[str, str] = {}
     for key, value in pairs:
         if key in tags:
-            raise S3Error("InvalidTag", "Cannot provide multiple Tags with the same key", extra=_named(key))
+            raise S3Error(
+                "InvalidTag", "Cannot provide multiple Tags with the same key", extra=_tag_detail(key)
+            )
         _check(key, value)
         tags[key] = value
     if len(tags) > limit:
@@ -294,18 +296,20 @@ def checked_tags(pairs: Iterable[tuple[str, str]], limit: int) -> dict[str, str]
 
 def _check(key: str, value: str) -> None:
     if not 1 <= len(key) <= MAX_TAG_KEY or _TEXT.match(key) is None:
-        raise S3Error("InvalidTag", "The TagKey you have provided is invalid", extra=_named(key))
+        raise S3Error("InvalidTag", "The TagKey you have provided is invalid", extra=_tag_detail(key))
     if key.startswith("aws:"):
-        raise S3Error("InvalidTag", "System tags cannot be added/updated by requester", extra=_named(key))
+        raise S3Error(
+            "InvalidTag", "System tags cannot be added/updated by requester", extra=_tag_detail(key)
+        )
     if len(value) > MAX_TAG_VALUE or _TEXT.match(value) is None:
         raise S3Error(
             "InvalidTag",
             "The TagValue you have provided is invalid",
-            extra={**_named(key), "TagValue": value[:MAX_TAG_VALUE]},
+            extra={**_tag_detail(key), "TagValue": value[:MAX_TAG_VALUE]},
         )
 
 
-def _named(key: str) -> dict[str, str]:
+def _tag_detail(key: str) -> dict[str, str]:
     return {"TagKey": key[:MAX_TAG_KEY]}
 
 

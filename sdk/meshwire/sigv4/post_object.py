@@ -205,19 +205,19 @@ def read_form_claim(form: Mapping[str, str]) -> FormClaim | None:
     if not any(name in form for name in ("policy", "signature", "awsaccesskeyid")):
         return None
     policy, signature, access_key = (
-        _needed(form, name) for name in ("policy", "Signature", "AWSAccessKeyId")
+        _require_field(form, name) for name in ("policy", "Signature", "AWSAccessKeyId")
     )
     return FormClaim(access_key, signature, policy, session_token=form.get("x-amz-security-token"))
 
 
 def _read_new(form: Mapping[str, str]) -> FormClaim:
-    policy, signature = _needed(form, "policy"), _needed(form, "X-Amz-Signature")
-    if _needed(form, "X-Amz-Algorithm") != "AWS4-HMAC-SHA256":
+    policy, signature = _require_field(form, "policy"), _require_field(form, "X-Amz-Signature")
+    if _require_field(form, "X-Amz-Algorithm") != "AWS4-HMAC-SHA256":
         raise invalid_argument(
             "X-Amz-Algorithm", form["x-amz-algorithm"], "Only AWS4-HMAC-SHA256 is supported."
         )
-    access_key, scope = read_credential(_needed(form, "X-Amz-Credential"), "InvalidArgument")
-    timestamp = _needed(form, "X-Amz-Date")
+    access_key, scope = read_credential(_require_field(form, "X-Amz-Credential"), "InvalidArgument")
+    timestamp = _require_field(form, "X-Amz-Date")
     if dates.parse_amz(timestamp) is None or timestamp[:8] != scope.date:
         raise invalid_argument(
             "X-Amz-Date", timestamp, "X-Amz-Date must be on the day given in the credential."
@@ -226,7 +226,7 @@ def _read_new(form: Mapping[str, str]) -> FormClaim:
     return FormClaim(access_key, signature, policy, scope, timestamp, token)
 
 
-def _needed(form: Mapping[str, str], name: str) -> str:
+def _require_field(form: Mapping[str, str], name: str) -> str:
     value = form.get(name.lower())
     if not value:
         raise invalid_argument(name, "", f"Bucket POST must contain a field named '{name}'.")

@@ -81,12 +81,12 @@ def _every(level: KeyLevel) -> Iterable[str]:
     if level.width:
         return (f"{number:0{level.width}d}" for number in range(level.count))
     if level.count <= _SORTED:
-        return _sorted(level.count)
+        return _sorted_numbers(level.count)
     return _texts(level, "", lambda _: True)
 
 
 @lru_cache(maxsize=64)
-def _sorted(count: int) -> tuple[str, ...]:
+def _sorted_numbers(count: int) -> tuple[str, ...]:
     return tuple(sorted(map(str, range(count))))
 
 

@@ -102,11 +102,11 @@ class Evaluation:
     def evaluate(self, expression: Expression, sample: Sample) -> Value:
         asked = expression.names.difference(EXPRESSION_NAMES)
         if not asked:
-            return expression.evaluate(_described(sample, expression.names))
+            return expression.evaluate(_describe_sample(sample, expression.names))
         files = [item for item in sample.files if sample_key(file_name(item))[1] in asked]
         question = (expression.text, *(f"{item.key}\0{item.etag}\0{item.offset}" for item in files))
         if question not in self._known:
-            described = _described(sample, expression.names) | dict(self._read(files))
+            described = _describe_sample(sample, expression.names) | dict(self._read(files))
             self.results[question] = expression.evaluate(described)
         else:
             self.results[question] = self._known[question]
@@ -118,7 +118,7 @@ class Evaluation:
             yield sample_key(file_name(item))[1], content
 
 
-def _described(sample: Sample, names: Iterable[str]) -> dict[str, object]:
+def _describe_sample(sample: Sample, names: Iterable[str]) -> dict[str, object]:
     return {name: _DESCRIBED[name](sample) for name in names if name in _DESCRIBED}
 
 

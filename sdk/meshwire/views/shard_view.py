@@ -263,7 +263,7 @@ def lay_out_shards(
 ) -> ShardLayout:
     """Lay out these files of the source, given in stored order: objects by key, members in archive order."""
     evaluation = evaluation or Evaluation()
-    samples = group_samples(_taken(view, files))
+    samples = group_samples(_matching_files(view, files))
     if view.where:
         where = parse_expression(view.where, "where")
         samples = [sample for sample in samples if evaluation.evaluate(where, sample)]
@@ -277,7 +277,7 @@ def lay_out_shards(
     return ShardLayout(shard for folder, found in folders.items() for shard in _shards(view, folder, found))
 
 
-def _taken(view: ShardsView, files: Iterable[SourceObject]) -> list[SourceObject]:
+def _matching_files(view: ShardsView, files: Iterable[SourceObject]) -> list[SourceObject]:
     prefix, ends = view.prefix, view.match or ("",)  # every name ends with the empty string
     if view.samples == "archives":
         takes = lru_cache(view.includes_key)  # cached, because members of the same archive follow each other
@@ -322,7 +322,7 @@ def _shards(view: ShardsView, folder: str, samples: Sequence[Sample]) -> Iterato
     order: Iterable[int] = range(len(samples))
     if view.shuffle is not None:
         order = shuffle_permutation(view.shuffle, len(samples)).samples_at(np.arange(len(samples))).tolist()
-    for number, taken in enumerate(_filled(view, (samples[index] for index in order))):
+    for number, taken in enumerate(_fill_shards(view, (samples[index] for index in order))):
         yield _shard(view, folder + shard_name(view, number), taken)
 
 
@@ -334,7 +334,7 @@ def _shard(view: ShardsView, name: str, samples: Sequence[Sample]) -> Shard:
     return TarShard.from_members(f"{name}.tar", members, view.prefix)
 
 
-def _filled(view: ShardsView, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+def _fill_shards(view: ShardsView, samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     """Yield the samples of each shard, filled up to its count or size."""
     taken: list[Sample] = []
     size = 0

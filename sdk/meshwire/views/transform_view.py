@@ -167,7 +167,7 @@ def iter_view(
             heapq.heappush(held, (raw, origin.encode(), next(numbers), ViewEntry(key, origin, value)))
 
     def hold_displaced(near: str, known: str = "") -> None:
-        for origin in _displaced(view, near):
+        for origin in _displaced_keys(view, near):
             value = look(origin) if origin != known else None
             if value is not None:
                 hold(origin, value)
@@ -190,7 +190,7 @@ def iter_view(
             yield pair
 
 
-def _displaced(view: TransformView, near: str) -> Iterator[str]:
+def _displaced_keys(view: TransformView, near: str) -> Iterator[str]:
     """Yield source keys that are on the other side of `near` than the keys they map to."""
     if not view.suffix:
         return
