@@ -55,7 +55,7 @@ class Photograph:
         return f"{self.kind}/{self.index:06d}.jpg"
 
 
-def _installed() -> list[Path]:
+def _installed_files() -> list[Path]:
     """Files of the real photographs that installed packages hold."""
     found = []
     for package, folder, names in (("skimage", "data", SKIMAGE), ("sklearn", "datasets/images", SKLEARN)):
@@ -67,13 +67,13 @@ def _installed() -> list[Path]:
 
 def origin() -> str:
     """Return where the photographs come from, in words."""
-    return "real photographs" if _installed() else f"{len(DRAWN)} drawn pictures"
+    return "real photographs" if _installed_files() else f"{len(DRAWN)} drawn pictures"
 
 
 @cache
 def originals() -> tuple[tuple[str, Image.Image], ...]:
     """Return (class, picture) of the pictures that are cropped."""
-    files = _installed()
+    files = _installed_files()
     if files:
         return tuple((file.stem, Image.open(file).convert("RGB")) for file in files)
     return tuple((kind, draw(number)) for number, kind in enumerate(DRAWN))

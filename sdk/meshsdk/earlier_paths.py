@@ -159,12 +159,12 @@ def earlier_names(module: str) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
-        return _moved(module, name, homes[name], name, depth=3)
+        return _find_moved(module, name, homes[name], name, depth=3)
 
     return get
 
 
-def _moved(earlier: str, name: str, home: str, present: str, depth: int) -> Any:
+def _find_moved(earlier: str, name: str, home: str, present: str, depth: int) -> Any:
     path = present_path(home)
     module = _present_module(earlier, path)
     try:
@@ -205,7 +205,7 @@ class _EarlierModule(ModuleType):
         home, present = MOVED[path], RENAMED.get(path, {}).get(name, name)
         if name in ELSEWHERE.get(path, {}):
             home, _, present = ELSEWHERE[path][name].rpartition(".")
-        return _moved(self.__name__, name, home, present, depth=3)
+        return _find_moved(self.__name__, name, home, present, depth=3)
 
     def __dir__(self) -> list[str]:
         path = self.__name__.removeprefix(f"{_PACKAGE}.")

@@ -236,13 +236,13 @@ def open(
         _check_snapshot_hash(snapshot)
         pinned = describe_snapshot(fetch_snapshot(client.transport, snapshot))
         _check_snapshot_source(snapshot, pinned.source, source)
-        return _typed(_as_arrays(Dataset(client, pinned), source))
+        return _with_column_types(_as_arrays(Dataset(client, pinned), source))
     try:
         with _reporting(client, progress):
-            pinned = _pinned(client, source, fields, kind, deadline, options)
+            pinned = _pin_source(client, source, fields, kind, deadline, options)
         _warn_of_left_out(pinned)
         _warn_of_one_class(client, pinned)
-        return _typed(_as_arrays(Dataset(client, pinned), source))
+        return _with_column_types(_as_arrays(Dataset(client, pinned), source))
     except InvalidPlanError as error:
         if kind in ("table", "parquet") and fields is None:
             raise error.saying(_FIRST_FILE) from error
@@ -273,9 +273,11 @@ def open_table_files(
             "compact the table"
         )
     with _reporting(client, progress):
-        pinned = _pinned(client, check_source(url), fields, "table", deadline, {**options, "files": [*files]})
+        pinned = _pin_source(
+            client, check_source(url), fields, "table", deadline, {**options, "files": [*files]}
+        )
     _warn_of_left_out(pinned)
-    return _typed(Dataset(client, pinned))
+    return _with_column_types(Dataset(client, pinned))
 
 
 @contextmanager
@@ -308,13 +310,13 @@ def _check_snapshot_source(snapshot: str, pinned: str, source: str) -> None:
         )
 
 
-def _typed(dataset: Dataset) -> Dataset:
+def _with_column_types(dataset: Dataset) -> Dataset:
     """Return the dataset with the columns of a table in their types."""
     ops = typed_ops(dataset.snapshot)
     return dataset.map(*ops) if ops else dataset
 
 
-def _pinned(
+def _pin_source(
     client: Client,
     source: str,
     fields: Mapping[str, Any] | None,

@@ -59,10 +59,10 @@ def next_token_labels(tokens: Any, segments: Any, *, ignore: int = -100) -> Any:
 
     For models that shift the labels themselves (Hugging Face's), use `piece_labels`.
     """
-    following = _shifted(segments, -1)
+    following = _shift(segments, -1)
     follows = (following == segments) & (segments > 0)
     follows[:, -1] = False
-    return _where(follows, _shifted(_wide(tokens), -1), ignore)
+    return _where(follows, _shift(_wide(tokens), -1), ignore)
 
 
 def piece_labels(tokens: Any, segments: Any, *, ignore: int = -100) -> Any:
@@ -76,14 +76,14 @@ def _is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _shifted(values: Any, by: int) -> Any:
+def _shift(values: Any, by: int) -> Any:
     """Return each row moved by so many elements; what leaves it at one end comes back at the other."""
     return values.roll(by, 1) if _is_torch(values) else np.roll(values, by, axis=1)
 
 
 def _begins(segments: Any) -> Any:
     """Return where pieces begin, and the filling."""
-    begins = segments != _shifted(segments, 1)
+    begins = segments != _shift(segments, 1)
     begins[:, 0] = True
     return begins
 

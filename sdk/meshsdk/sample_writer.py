@@ -120,7 +120,7 @@ class Writer:
         if self._closed:
             raise ClosedError("the writer is closed")
         where = f"sample {self.samples}"
-        stored = {field: _encoded(where, field, value) for field, value in sample.items()}
+        stored = {field: _encode_value(where, field, value) for field, value in sample.items()}
         self._check_fields(where, {field: kind for field, (kind, _) in stored.items()})
         stem = f"{self._name}-{self.samples:09d}" if key is None else key
         if not _KEY.fullmatch(stem):
@@ -344,7 +344,7 @@ def _checked_limit(argument: str, given: int | str) -> int:
     return limit
 
 
-def _encoded(where: str, field: str, value: Any) -> tuple[str, bytes]:
+def _encode_value(where: str, field: str, value: Any) -> tuple[str, bytes]:
     """Return how a value is stored, in a word, and its bytes. Raises ConfigurationError."""
     if not isinstance(field, str) or not _FIELD.fullmatch(field):
         raise ConfigurationError(

@@ -185,10 +185,12 @@ def _upload_parts(
         progress(len(data))
         return part
 
-    return _finished(client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1), conditions)
+    return _complete_upload(
+        client, bucket, key, upload_id, tuning.parallel, send, enumerate(parts, 1), conditions
+    )
 
 
-def _finished(
+def _complete_upload(
     client: Client,
     bucket: str,
     key: str,
@@ -299,7 +301,7 @@ def _copy_parts(
         progress(last + 1 - first)
         return stored
 
-    return _finished(
+    return _complete_upload(
         client, *target, upload_id, tuning.parallel, send, enumerate(range(0, info.size, part), 1)
     )
 

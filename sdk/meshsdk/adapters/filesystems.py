@@ -245,13 +245,13 @@ class MeshFileSystem(AbstractFileSystem):
         if mode == "wb":
             return MeshWriter(self, path, autocommit=autocommit)
         if mode in ("xb", "ab"):
-            return self._added(path, mode, autocommit=autocommit)
+            return self._open_append(path, mode, autocommit=autocommit)
         raise ConfigurationError(
             f"mode {mode!r} is not supported: objects are written as a whole; read with 'rb', write with "
             "'wb'; 'xb' and 'ab' are supported as well"
         )
 
-    def _added(self, path: str, mode: str, *, autocommit: bool) -> MeshWriter:
+    def _open_append(self, path: str, mode: str, *, autocommit: bool) -> MeshWriter:
         """Open a file that must be new ("xb") or starts with the existing content ("ab")."""
         bucket, key = split_path(path)
         with as_os_errors(path):

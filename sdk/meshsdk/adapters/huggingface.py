@@ -157,7 +157,7 @@ class FedByLoader:
             folder = get_last_checkpoint(this.args.output_dir)
         if folder:
             this.args.ignore_data_skip = True  # nothing to skip: the loader is already at that position
-            self.loader.load_state_dict(_saved(Path(folder)))
+            self.loader.load_state_dict(_read_state(Path(folder)))
         parent: Any = super()
         return parent.train(resume_from_checkpoint=folder or None, **more)
 
@@ -193,7 +193,7 @@ def _save(path: Path, text: str) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _saved(folder: Path) -> Mapping[str, Any]:
+def _read_state(folder: Path) -> Mapping[str, Any]:
     try:
         state: Mapping[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

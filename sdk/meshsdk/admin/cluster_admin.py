@@ -62,13 +62,13 @@ class BucketInfo:
 
 def create_bucket(transport: Transport, name: str, document: Mapping[str, Any]) -> BucketInfo:
     """Create a bucket with an origin (`url` and more) or a number of `copies`. Raises MeshError."""
-    return _info(_sent(transport, "PUT", name, document))
+    return _info(_send(transport, "PUT", name, document))
 
 
 def change_bucket(transport: Transport, name: str, changes: Mapping[str, Any]) -> BucketInfo:
     """Change fields of the origin, or `copies`; `decoded_quota` (bytes, or None) alone or with them. Raises
     MeshError."""
-    return _info(_sent(transport, "PATCH", name, changes))
+    return _info(_send(transport, "PATCH", name, changes))
 
 
 def show_bucket(transport: Transport, name: str) -> BucketInfo:
@@ -81,7 +81,7 @@ def list_buckets(transport: Transport) -> Sequence[BucketInfo]:
     return [_info(found) for found in transport.json(Request("GET", _PREFIX.rstrip("/")))["buckets"]]
 
 
-def _sent(transport: Transport, method: str, name: str, document: Mapping[str, Any]) -> Any:
+def _send(transport: Transport, method: str, name: str, document: Mapping[str, Any]) -> Any:
     return transport.json(json_request(method, _path(name), dict(document)))
 
 

@@ -99,19 +99,19 @@ def read_slices(client: Client, bucket: str, entries: Sequence[tuple[str, int, i
     """Yield what the headers of files say, for those that are images of one frame; `entries`: (key, size,
     number of the object). Raises ConfigurationError."""
     long = list[tuple[str, int, int]]()
-    for entry, data in _fetched(client, bucket, entries, _HEAD):
+    for entry, data in _fetch_data(client, bucket, entries, _HEAD):
         found = _slice(data, entry, whole=len(data) >= entry[1])
         if found is None and len(data) < entry[1] and data[128:132] == b"DICM":
             long.append(entry)
         elif found is not None:
             yield found
-    for entry, data in _fetched(client, bucket, long, None):  # headers of more than _HEAD bytes
+    for entry, data in _fetch_data(client, bucket, long, None):  # headers of more than _HEAD bytes
         found = _slice(data, entry, whole=True)
         if found is not None:
             yield found
 
 
-def _fetched(
+def _fetch_data(
     client: Client, bucket: str, entries: Sequence[tuple[str, int, int]], most: int | None
 ) -> Iterator[tuple[tuple[str, int, int], bytes]]:
     items = (

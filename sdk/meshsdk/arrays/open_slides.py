@@ -115,14 +115,14 @@ def read_level(file: io.RawIOBase, level: int, url: str) -> SlideLevel:
             levels = opened.series[0].levels
             if not -len(levels) <= level < len(levels):
                 raise ConfigurationError(f"{url} has {len(levels)} levels; there is no level {level}")
-            return _described(levels[level], url)
+            return _describe_level(levels[level], url)
     except (ValueError, IndexError, KeyError, library.TiffFileError) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"{url} is not a readable TIFF file: {error}") from error
 
 
-def _described(level: Any, url: str) -> SlideLevel:
+def _describe_level(level: Any, url: str) -> SlideLevel:
     page = level.keyframe
     problem = _problem(level, page)
     if problem:

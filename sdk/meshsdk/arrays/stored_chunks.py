@@ -88,7 +88,7 @@ def chunk_grid(found: ZarrVariable) -> tuple[int, ...]:
     return tuple(-(-extent // chunk) for extent, chunk in zip(found.shape, found.chunk, strict=True))
 
 
-def _parsed(document: bytes | str, attributes: bytes | str | None, name: str) -> ZarrVariable:
+def _parse(document: bytes | str, attributes: bytes | str | None, name: str) -> ZarrVariable:
     try:
         return parse_variable(document, attributes, name)
     except PlanError as error:
@@ -133,11 +133,11 @@ class BucketStore:
     def variable(self, name: str) -> ZarrVariable:
         document = self._text(name, "zarr.json")
         if document is not None:
-            return _parsed(document, None, name)
+            return _parse(document, None, name)
         document = self._text(name, ".zarray")
         if document is None:
             raise unknown_variable(name, self.names(), str(self._source))
-        return _parsed(document, self._text(name, ".zattrs"), name)
+        return _parse(document, self._text(name, ".zattrs"), name)
 
     def _text(self, name: str, file: str) -> bytes | None:
         try:
@@ -280,7 +280,7 @@ class ReferenceStore:
         document = self._refs.get(f"{name}/.zarray")
         if document is None:
             raise unknown_variable(name, self.names(), self._url)
-        return _parsed(_text(document), _text(self._refs.get(f"{name}/.zattrs", "{}")), name)
+        return _parse(_text(document), _text(self._refs.get(f"{name}/.zattrs", "{}")), name)
 
     def chunks(
         self, name: str, found: ZarrVariable, objects: Objects, keep: Callable[[bytes], int]
@@ -297,9 +297,9 @@ class ReferenceStore:
                 table.objects[at], table.offsets[at], table.lengths[at] = INLINE, keep(data), len(data)
             else:
                 wanted[at] = value
-        self._look_up({self._resolved(value[0]) for value in wanted.values()}, objects)
+        self._look_up({self._resolve_url(value[0]) for value in wanted.values()}, objects)
         for at, value in wanted.items():
-            number = self._seen[self._resolved(value[0])]
+            number = self._seen[self._resolve_url(value[0])]
             whole = objects.places[number - 1][3]
             offset, length = (int(value[1]), int(value[2])) if len(value) > 1 else (0, whole)
             if offset + length > whole:
@@ -309,7 +309,7 @@ class ReferenceStore:
             table.objects[at], table.offsets[at], table.lengths[at] = number, offset, length
         return table
 
-    def _resolved(self, url: str) -> str:
+    def _resolve_url(self, url: str) -> str:
         for name, value in self._templates.items():
             url = url.replace(f"{{{{{name}}}}}", value).replace(f"{{{{ {name} }}}}", value)
         if url.startswith("mesh://"):

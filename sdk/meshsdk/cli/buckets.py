@@ -82,7 +82,7 @@ def create(session: Session, name: str, origin: str | None, copies: int | None, 
     mesh bucket create models --origin s3://models --endpoint http://10.0.0.7:8333 --credentials ceph
     mesh bucket create scans --origin file:///mnt/nas/scans --write off --quota 500GiB
     """
-    document = _given(options)
+    document = _given_options(options)
     if origin is None and document:
         raise ConfigurationError(f"--{next(iter(document))} applies to an origin; give --origin URL as well")
     if origin is not None and copies is not None:
@@ -126,7 +126,7 @@ def change(
     mesh bucket change photos --home gpu-7 --home gpu-8
     mesh bucket change scratch --decoded-quota 50GiB
     """
-    document = _given(options)
+    document = _given_options(options)
     if unpin:
         document["pins"] = []
     if homeless:
@@ -177,7 +177,7 @@ def list_all(session: Session) -> None:
         _show(session, found)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _given_options(options: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     for one, several in (("pin", "pins"), ("home", "homes")):
         if one in given:

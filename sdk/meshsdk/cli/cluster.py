@@ -170,7 +170,7 @@ def scrub(session: Session, node: str | None, wait: bool) -> None:
             return
         found = _await_scrubs(session, client.transport, asked)
     left = sum(each["quarantined"] for each in found.values())
-    session.show("\n".join(_scrubbed(name, each) for name, each in found.items()), nodes=found)
+    session.show("\n".join(_scrub_line(name, each) for name, each in found.items()), nodes=found)
     if left:
         raise SystemExit(1)
 
@@ -200,7 +200,7 @@ def _await_scrubs(session: Session, transport: Transport, asked: dict[str, int])
         threading.Event().wait(0.5)
 
 
-def _scrubbed(name: str, result: dict[str, Any]) -> str:
+def _scrub_line(name: str, result: dict[str, Any]) -> str:
     damage = "no damage" if not result["damaged"] else f"{result['damaged']} damaged"
     if result["mended"]:
         damage += f", {result['mended']} restored from other nodes"

@@ -109,7 +109,7 @@ def plan_copies(
     of a folder. Raises MeshError if the copy is not possible."""
     match source:
         case Standard():
-            yield Copy(source, _named(target, "stdin"), None)
+            yield Copy(source, _location_of(target, "stdin"), None)
         case Local(path) if path.is_dir():
             if not recursive:
                 raise ConfigurationError(f"{path} is a folder; add -r to copy everything below it")
@@ -118,14 +118,14 @@ def plan_copies(
         case Local(path):
             if not path.exists():
                 raise NotFoundError(f"no file {path}", status=404)
-            yield _local_copy(path, path.stat(), _named(target, path.name))
+            yield _local_copy(path, path.stat(), _location_of(target, path.name))
         case Remote() if recursive:
             yield from _copies_below(client, source, target)
         case Remote(bucket, key):
             if source.is_folder:
                 raise ConfigurationError(f"{source} is a folder; add -r to copy everything in it")
             info = client.head(bucket, key)
-            yield Copy(source, _named(target, key.rpartition("/")[2]), info.size, info.modified_ms)
+            yield Copy(source, _location_of(target, key.rpartition("/")[2]), info.size, info.modified_ms)
         case _:
             assert_never(source)
 
@@ -183,7 +183,7 @@ def _local_copy(file: Path, status: os.stat_result, target: Location) -> Copy:
     return Copy(Local(file), target, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _named(target: Location, name: str) -> Location:
+def _location_of(target: Location, name: str) -> Location:
     """Return the target itself or, if it is a folder, the location of that name in it."""
     match target:
         case Remote() if target.is_folder:

@@ -70,10 +70,10 @@ def _list(session: Session, kind: Kind) -> None:
 def _show(session: Session, kind: Kind, name: str) -> None:
     with session.make_client() as client:
         found = show_document(client.transport, kind, whole_hash(client, kind, name))
-    session.show("\n".join(_described(kind, found)), **found.told)
+    session.show("\n".join(_describe(kind, found)), **found.told)
 
 
-def _described(kind: Kind, found: StoredDocument) -> list[str]:
+def _describe(kind: Kind, found: StoredDocument) -> list[str]:
     return [
         f"{kind[:-1]} {found.hash}",
         f"  {'source' if kind == 'snapshots' else 'snapshot'}  {found.made_of}",
@@ -195,7 +195,7 @@ def show_snapshot(session: Session, name: str) -> None:
         found = show_document(client.transport, "snapshots", whole_hash(client, "snapshots", name))
         listed = listed_objects(fetch_snapshot(client.transport, found.hash))
     paged = listed[0].page is not None
-    lines = [*_described("snapshots", found), f"  {len(listed)} {'pages' if paged else 'objects, no pages'}"]
+    lines = [*_describe("snapshots", found), f"  {len(listed)} {'pages' if paged else 'objects, no pages'}"]
     lines += [f"    {_page(each)}" for each in listed[:_SHOWN]]
     if len(listed) > _SHOWN:
         lines.append(f"    and {len(listed) - _SHOWN} more; --json shows all")

@@ -108,7 +108,9 @@ def shard(session: Session, source: Remote, target: Remote, detach: bool, **opti
     mesh shard s3://photos/ s3://photos-shards/v2/ --size 268435456 --split train=0.9 --split val=0.1
     mesh shard s3://photos/ s3://photos-shards/v3/ --sort -size --where 'ext == "jpg"'
     """
-    return run_job(session, jobs.shard_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(
+        session, jobs.shard_job(str(source), str(target), **_given_options(options)), detach=detach
+    )
 
 
 @click.command()
@@ -126,7 +128,9 @@ def reshard(session: Session, source: Remote, target: Remote, detach: bool, **op
     mesh reshard s3://photos-shards/v1/ s3://photos-shards/v2/ --count 5000 --shuffle 1
     mesh reshard s3://web/crawl.tar s3://web-shards/ --size 1073741824 --match .jpg --match .json
     """
-    return run_job(session, jobs.reshard_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(
+        session, jobs.reshard_job(str(source), str(target), **_given_options(options)), detach=detach
+    )
 
 
 @click.command()
@@ -144,7 +148,9 @@ def extract(session: Session, source: Remote, target: Remote, detach: bool, **op
     mesh extract s3://photos-shards/v1/ s3://photos-again/
     mesh extract s3://uploads/album.zip s3://photos/album/ --match .jpg
     """
-    return run_job(session, jobs.extract_job(str(source), str(target), **_given(options)), detach=detach)
+    return run_job(
+        session, jobs.extract_job(str(source), str(target), **_given_options(options)), detach=detach
+    )
 
 
 for command in (shard, reshard, extract):
@@ -223,7 +229,7 @@ def show_stopped(session: Session, job_id: str, *, pause: bool = False) -> None:
 # --- starting and following -----------------------------------------------------------------------------
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _given_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given, in the form of the job document."""
     given = {name: value for name, value in options.items() if value is not None and value != ()}
     if "split" in given:

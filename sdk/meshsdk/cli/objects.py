@@ -199,7 +199,9 @@ def rm(session: Session, urls: Sequence[Remote], recursive: bool, prefix: bool, 
     return EXIT_FAILED if failed else 0
 
 
-def _deleted(session: Session, client: Client, url: Remote, keys: Sequence[str]) -> dict[str, DeleteFailure]:
+def _delete_keys(
+    session: Session, client: Client, url: Remote, keys: Sequence[str]
+) -> dict[str, DeleteFailure]:
     """Delete keys, and return the failures by key."""
     failures: dict[str, DeleteFailure] = {}
     with session.steps(f"deleting below {url}", len(keys)) as done:
@@ -228,7 +230,7 @@ def _remove(
         client.head(
             url.bucket, url.key
         )  # S3 silently accepts deletes of missing keys, but a person may have mistyped
-    failures = {} if dryrun else _deleted(session, client, url, keys)
+    failures = {} if dryrun else _delete_keys(session, client, url, keys)
     for key in keys:
         name = str(Remote(url.bucket, key))
         if key in failures:

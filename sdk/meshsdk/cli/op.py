@@ -190,7 +190,7 @@ def test(
         keys = list(_samples(client, samples, limit))
         trials = op_catalog.try_ops(client.transport, chain, keys, seed=seed, results=save is not None)
     for number, trial in enumerate(trials.results):
-        _show(session, trial, _saved(save, number, trial, trials) if save is not None else "")
+        _show(session, trial, _save_trial(save, number, trial, trials) if save is not None else "")
     wrong = [trial for trial in trials.results if trial.error or trial.repeats is not True]
     left = len(keys) - len(trials.results)
     version = next(version for op, version in trials.ops if op == tried["op"])
@@ -253,7 +253,7 @@ def _show(session: Session, trial: Trial, saved: str) -> None:
     session.show(text, **record, **({"saved": saved} if saved else {}))
 
 
-def _saved(folder: Path, number: int, trial: Trial, trials: Trials) -> str:
+def _save_trial(folder: Path, number: int, trial: Trial, trials: Trials) -> str:
     if trial.result is None:
         return ""
     folder.mkdir(parents=True, exist_ok=True)
@@ -389,7 +389,7 @@ def _page(found: OpInfo) -> str:
         lines.append("  random: keyed by seed, epoch and position, the same on every node")
     if found.arguments:
         wide = max(len(item.name) for item in found.arguments)
-        lines += ["", *(f"  {item.name:{wide}}  {_told(item)}" for item in found.arguments)]
+        lines += ["", *(f"  {item.name:{wide}}  {_describe_argument(item)}" for item in found.arguments)]
     given = [f"{item.name}={_example(item)}" for item in found.arguments if item.required]
     lines.append("")
     inputs = [repr(name) for name in found.inputs]
@@ -403,7 +403,7 @@ def _page(found: OpInfo) -> str:
     return "\n".join(lines)
 
 
-def _told(item: Argument) -> str:
+def _describe_argument(item: Argument) -> str:
     if item.required:
         return f"{item.kind} (required)"
     return f"{item.kind}  [default: {json.dumps(item.default, ensure_ascii=False)}]"

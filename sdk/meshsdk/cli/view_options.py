@@ -205,7 +205,7 @@ def sample_view(
     source = check_source(f"s3://{bucket}/{prefix}")
     given = dict(map(_parse_field, choices.fields))
     fields = select_fields(given) if given else guess_fields(client, source)
-    placed = [_placed(op, fields) for op in ops]
+    placed = [_place_op(op, fields) for op in ops]
     if choices.zarr:
         if shuffle is not None:
             raise ConfigurationError(
@@ -246,7 +246,7 @@ def _parse_field(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _placed(op: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _place_op(op: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return an op with its field: `field=NAME` among its arguments (`field=image,mask` for several), or
     the only field with bytes."""
     args = dict(op.get("args", {}))

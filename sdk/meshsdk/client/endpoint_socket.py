@@ -38,7 +38,7 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
 
     Raises OSError, and ConfigurationError for a certificate that does not verify or a server without TLS.
     """
-    sock = _connected(endpoint.host, endpoint.port, connect_timeout)
+    sock = _connect(endpoint.host, endpoint.port, connect_timeout)
     try:
         sock.settimeout(timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -56,7 +56,7 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
     return sock
 
 
-def _connected(host: str, port: int, timeout: float) -> socket.socket:
+def _connect(host: str, port: int, timeout: float) -> socket.socket:
     """Return a connected TCP socket. Raises OSError.
 
     Loopback connections use Reno from the start: loopback loses nothing, and the pacing of a congestion

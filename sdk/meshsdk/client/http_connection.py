@@ -118,7 +118,7 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             self._cut = True
         except OSError as error:
-            raise self._broken("while sending", error) from error
+            raise self._close_with_error("while sending", error) from error
 
     def receive(self, *, bodiless: bool = False) -> Response:
         """Read the head of the next response; `bodiless` for the answer to a HEAD. Raises ConnectError."""
@@ -148,9 +148,9 @@ class Connection:
                 self._start = found + 4
                 return bytes(head)
             if time.monotonic() > until:
-                raise self._broken("the response head came too slowly")
+                raise self._close_with_error("the response head came too slowly")
             if self._end - self._start >= _READ_AHEAD:
-                raise self._broken("the response head is larger than 16 KiB")
+                raise self._close_with_error("the response head is larger than 16 KiB")
 
     def _slide(self) -> int:
         """Make room in the buffer, read more, and return where the head ends, or -1."""
@@ -170,12 +170,12 @@ class Connection:
         try:
             count = self._socket.recv_into(view, 0, flags) if not self._tls else self._socket.recv_into(view)
         except (BlockingIOError, TimeoutError) as error:
-            raise self._broken("received nothing within the timeout") from error
+            raise self._close_with_error("received nothing within the timeout") from error
         except OSError as error:
-            raise self._broken("while receiving", error) from error
+            raise self._close_with_error("while receiving", error) from error
         if count == 0:
             scheme = "" if self._answered or self._tls else _SCHEME
-            raise self._broken(f"the server closed the connection{scheme}")
+            raise self._close_with_error(f"the server closed the connection{scheme}")
         return count
 
     def read_exact(self, view: memoryview) -> None:
@@ -192,7 +192,7 @@ class Connection:
             filled += self._recv(view[filled:], self._flags)
             if filled < len(view) and (now := time.monotonic()) >= until:
                 if filled < least:
-                    raise self._broken(_TOO_SLOW)
+                    raise self._close_with_error(_TOO_SLOW)
                 until, least = now + self._timeout, filled + _SLOWEST * self._timeout
 
     def read_line(self) -> bytes:
@@ -200,7 +200,7 @@ class Connection:
         line, until = bytearray(), time.monotonic() + self._timeout
         while not line.endswith(b"\r\n"):
             if line and time.monotonic() > until:
-                raise self._broken("a line of the chunked body came too slowly")
+                raise self._close_with_error("a line of the chunked body came too slowly")
             if self._start == self._end:
                 self._refill()
             stop = self._ahead.find(b"\n", self._start, self._end)
@@ -208,7 +208,7 @@ class Connection:
             line += self._ahead[self._start : stop]
             self._start = stop
             if len(line) > MAX_HEAD:
-                raise self._broken(f"a line of the chunked body is longer than {MAX_HEAD} bytes")
+                raise self._close_with_error(f"a line of the chunked body is longer than {MAX_HEAD} bytes")
         return bytes(line[:-2])
 
     def read_rest(self) -> Iterator[bytes]:
@@ -246,7 +246,7 @@ class Connection:
         """Close the socket. Idempotent."""
         self._socket.close()
 
-    def _broken(self, what: str, cause: BaseException | None = None) -> ConnectError:
+    def _close_with_error(self, what: str, cause: BaseException | None = None) -> ConnectError:
         self.close()
         reason = f" ({cause.strerror or cause})" if isinstance(cause, OSError) else ""
         return ConnectError(f"{self.endpoint}: {what}{reason}")
@@ -269,7 +269,7 @@ class _Pace:
         self._waited, self._size = self._waited + time.monotonic() - began, self._size + size
         if self._waited >= timeout:
             if self._size < _SLOWEST * timeout:
-                raise self._connection._broken(_TOO_SLOW)
+                raise self._connection._close_with_error(_TOO_SLOW)
             self._waited, self._size = 0.0, 0
 
 
@@ -293,19 +293,21 @@ class Response:
         self.headers = headers
         self._connection = connection
         self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        self.length = 0 if bodiless or status in (204, 304) else self._declared()
+        self.length = 0 if bodiless or status in (204, 304) else self._declared_length()
         self.done = self.length == 0
         self._taken = 0
         self._closing = last or headers.get("connection", "").lower() == "close"
         if bodiless:
             self._chunked = False
 
-    def _declared(self) -> int | None:
+    def _declared_length(self) -> int | None:
         text = self.headers.get("content-length")
         if self._chunked or text is None:
             return None
         if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
-            raise self._connection._broken(f"the response has an invalid content-length: {text[:40]!r}")
+            raise self._connection._close_with_error(
+                f"the response has an invalid content-length: {text[:40]!r}"
+            )
         return int(text)
 
     @property
@@ -337,7 +339,7 @@ class Response:
         for piece in self.pieces():
             body += piece
             if len(body) > limit:
-                raise self._connection._broken(f"the response body is larger than {limit} bytes")
+                raise self._connection._close_with_error(f"the response body is larger than {limit} bytes")
         return bytes(body)
 
     def pieces(self, size: int = 1 << 20) -> Iterator[Buffer]:
@@ -348,10 +350,10 @@ class Response:
             self._closing = True
             yield from self._connection.read_rest()
         else:
-            yield from self._sized(self.length, size)
+            yield from self._read_sized(self.length, size)
         self.done = True
 
-    def _sized(self, length: int, size: int) -> Iterator[Buffer]:
+    def _read_sized(self, length: int, size: int) -> Iterator[Buffer]:
         buffer = memoryview(bytearray(min(size, length)))
         while length:
             piece = buffer[: min(size, length)]
@@ -363,7 +365,7 @@ class Response:
         """Yield the body of a chunked response (RFC 9112 §7.1); trailers are read and discarded."""
         pace, began = _Pace(self._connection), time.monotonic()
         while length := self._chunk_size():
-            for piece in self._sized(length, size):
+            for piece in self._read_sized(length, size):
                 if len(piece) <= _KEEPALIVE and bytes(piece).isspace():
                     pace = _Pace(self._connection)
                 pace.count(began, len(piece))
@@ -376,7 +378,7 @@ class Response:
     def _chunk_size(self) -> int:
         line = self._connection.read_line().partition(b";")[0].strip()
         if not _CHUNK_SIZE.fullmatch(line):
-            raise self._connection._broken(f"the response has an invalid chunk size: {line[:40]!r}")
+            raise self._connection._close_with_error(f"the response has an invalid chunk size: {line[:40]!r}")
         return int(line, 16)
 
 

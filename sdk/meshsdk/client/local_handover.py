@@ -101,7 +101,9 @@ class LocalHandover:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: invalid handover ticket: {answer[:80]!r}")
         try:
-            return _taken(directory, handed, sizes or (handed.size,), arena, parse_handover_block(block))
+            return _fetch_frames(
+                directory, handed, sizes or (handed.size,), arena, parse_handover_block(block)
+            )
         except (OSError, ValueError) as error:
             self._shun(endpoint)
             raise HandoverError(f"{endpoint}: the local handover of a frame failed: {error}") from error
@@ -124,7 +126,7 @@ def _read_id(directory: str) -> str:
     return found if is_handover_id(found) else ""
 
 
-def _taken(
+def _fetch_frames(
     directory: str,
     handed: HandoverTicket,
     sizes: Sequence[int],
@@ -135,13 +137,13 @@ def _taken(
 
     The connection stays open for as long as the node's memory is in use.
     """
-    with _dialled(directory, handed.socket) as line:
-        fds = _received(line, handed.ticket, len(sizes) if block is None else 1)
+    with _dial(directory, handed.socket) as line:
+        fds = _receive_fds(line, handed.ticket, len(sizes) if block is None else 1)
         holds = _Holds(line.detach())
     try:
         if block is not None:
             return _leased_parts(fds[0], sizes, block, arena, holds)
-        return [_leased(fd, size, arena, holds) for fd, size in zip(fds, sizes, strict=True)]
+        return [_lease_frame(fd, size, arena, holds) for fd, size in zip(fds, sizes, strict=True)]
     finally:
         for fd in fds:
             os.close(fd)
@@ -185,14 +187,14 @@ def _check_sealed(fd: int, size: int) -> None:
 def _leased_parts(
     fd: int, sizes: Sequence[int], block: HandoverBlock, arena: Arena, holds: _Holds
 ) -> list[Lease]:
-    """Return the frames in a block of shared memory on lease, as `_leased`."""
+    """Return the frames in a block of shared memory on lease, as `_lease_frame`."""
     _check_sealed(fd, block.size)
     places = [(offset, offset + size) for offset, size in zip(block.offsets, sizes, strict=True)]
     if any(begin % mmap.PAGESIZE or end > block.size for begin, end in places):
         raise ValueError(f"frames at {block.offsets} do not fit the shared memory of {block.size} bytes")
     first, last = min(block.offsets), max(end for _, end in places)
     if arena.can_adopt(last - first):
-        pages = _mapped(fd, last - first, first)
+        pages = _map_frames(fd, last - first, first)
         holds.add()
         view = arena.adopt_pages(pages, holds.release, len(sizes)).view
         return [Lease(view[begin - first : end - first], end - begin) for begin, end in places]
@@ -204,11 +206,11 @@ def _leased_parts(
     return leases
 
 
-def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
+def _lease_frame(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
     """Return the frame in shared memory on lease: where it lies, or copied. Raises OSError, ValueError."""
     _check_sealed(fd, size)
     if arena.can_adopt(size):
-        pages = _mapped(fd, size)
+        pages = _map_frames(fd, size)
         holds.add()
         return arena.adopt_pages(pages, holds.release)
     lease = arena.acquire_slot(size)
@@ -216,7 +218,7 @@ def _leased(fd: int, size: int, arena: Arena, holds: _Holds) -> Lease:
     return lease
 
 
-def _dialled(directory: str, name: str) -> socket.socket:
+def _dial(directory: str, name: str) -> socket.socket:
     """Connect to a socket in the directory.
 
     The path goes through a descriptor of the directory, because a socket's path is limited to 107 bytes.
@@ -236,7 +238,7 @@ def _dialled(directory: str, name: str) -> socket.socket:
     return line
 
 
-def _received(line: socket.socket, ticket: str, count: int) -> list[int]:
+def _receive_fds(line: socket.socket, ticket: str, count: int) -> list[int]:
     line.sendall(ticket.encode())
     fds = array.array("i")
     _, ancillary, _, _ = line.recvmsg(1, socket.CMSG_SPACE(count * fds.itemsize), socket.MSG_CMSG_CLOEXEC)
@@ -250,7 +252,7 @@ def _received(line: socket.socket, ticket: str, count: int) -> list[int]:
     return fds.tolist()
 
 
-def _mapped(fd: int, size: int, offset: int = 0) -> Any:
+def _map_frames(fd: int, size: int, offset: int = 0) -> Any:
     """Map frames privately, so that writes to a batch copy the page and stay in this process.
 
     The kernel maps pages on first access, sixteen at a time. To have it map all of them now, one by one,

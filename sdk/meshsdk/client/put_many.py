@@ -53,7 +53,7 @@ def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) 
     names at a NUL."""
     batch, keys, size = list[NamedBytes](), set[str](), 0
     for named in objects.items() if isinstance(objects, Mapping) else objects:
-        key, data, length = _checked(named)
+        key, data, length = _check_item(named)
         object_path(bucket, key)
         if length > SMALL_BYTES or not _is_member_name(key):
             if key in keys:
@@ -72,7 +72,7 @@ def _batches(bucket: str, objects: Iterable[NamedBytes] | Mapping[str, Buffer]) 
         yield batch
 
 
-def _checked(named: Any) -> tuple[str, Buffer, int]:
+def _check_item(named: Any) -> tuple[str, Buffer, int]:
     """Return a key, its bytes and their number. Raises ConfigurationError for anything else."""
     message = "put_many takes pairs of a key and its bytes, such as [('a.txt', b'…')]; got "
     match named:

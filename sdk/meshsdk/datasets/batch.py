@@ -241,7 +241,7 @@ class Batch(Mapping[str, Any]):
         Trainers call this to move their inputs. A Loader with `device="cuda"` is faster: it copies ahead of
         time, from pinned memory. Raises ConfigurationError for numpy arrays.
         """
-        moved = {name: _moved(value, device, non_blocking) for name, value in self._fields.items()}
+        moved = {name: _move_to_device(value, device, non_blocking) for name, value in self._fields.items()}
         return Batch(moved, self.positions, self.status, self.epoch, self.step)
 
     if not TYPE_CHECKING:  # as in Ragged
@@ -259,7 +259,7 @@ class Batch(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         """Iterate over the field names. Warns if the batch is unpacked like a tuple of tensors."""
         if is_unpacking(sys._getframe(1)):
-            warnings.warn(_unpacked(tuple(self._fields)), stacklevel=2)
+            warnings.warn(_unpack_hint(tuple(self._fields)), stacklevel=2)
         return iter(self._fields)
 
     def __len__(self) -> int:
@@ -282,9 +282,9 @@ def is_unpacking(frame: FrameType) -> bool:
     return 0 <= at < len(code) - 1 and code[at] == _UNPACK and code[at + 1] >= 2
 
 
-def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+def _move_to_device(value: Any, device: Any, non_blocking: bool) -> Any:
     if isinstance(value, Ragged):
-        data, offsets = (_moved(each, device, non_blocking) for each in (value.data, value.offsets))
+        data, offsets = (_move_to_device(each, device, non_blocking) for each in (value.data, value.offsets))
         return Ragged(data, offsets, value.shapes)
     if not hasattr(value, "to"):
         raise ConfigurationError(
@@ -293,7 +293,7 @@ def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
     return value.to(device, non_blocking=non_blocking)
 
 
-def _unpacked(fields: tuple[str, ...]) -> str:
+def _unpack_hint(fields: tuple[str, ...]) -> str:
     """Return the warning that says what to write instead of `for images, labels in loader`."""
     named = ", ".join(f'"{name}"' for name in fields)
     return (

@@ -202,7 +202,7 @@ def guess_fields(client: Client, source: str, kind: str = "auto") -> dict[str, A
     if shard is not None and kind != "objects":
         tar = archive_kind(shard) == "tar"
         # If a tar does not begin with a member's header, the node's error says what is wrong with it.
-        names = (tar and _members(client, place.bucket, shard)) or _listed(client, place.bucket, shard)
+        names = (tar and _members(client, place.bucket, shard)) or _list_members(client, place.bucket, shard)
         return fields_of_names(names_of_samples(names), None, source)
     if kind == "auto" and (hint := _other_kind(keys, place.prefix, source)):
         raise ConfigurationError(hint)
@@ -395,7 +395,7 @@ def _fields_of(parts: Iterable[str]) -> dict[str, str]:
     return fields
 
 
-def _listed(client: Client, bucket: str, key: str) -> list[str]:
+def _list_members(client: Client, bucket: str, key: str) -> list[str]:
     """List the names of an archive's members through the node.
 
     Raises BadSampleError, as pinning does, for an archive that cannot be read.

@@ -109,7 +109,7 @@ def preflight(
     if packing is not None:
         _check_packing(ds, packing["fields"], schema)
     picks = sorted({int(pick) for pick in np.linspace(0, len(ds) - 1, min(max(rows, 1), len(ds)))})
-    found, bad = _prepared(ds, picks)
+    found, bad = _prepare_rows(ds, picks)
     if not found:
         raise _fatal_error(ds, picks, bad)
     row_bytes = round(sum(map(_bytes_of, found)) / len(found))
@@ -155,7 +155,7 @@ def _check_batch(batch: int | None, world: int) -> None:
         )
 
 
-def _prepared(
+def _prepare_rows(
     ds: SampleSequence, picks: Sequence[int]
 ) -> tuple[list[Mapping[str, Any]], dict[int, BadSampleError]]:
     """Return the rows, and the errors of bad samples; sends one request unless a sample is bad."""
@@ -197,13 +197,13 @@ def _meets_stored(ds: SampleSequence, field: str, op: str) -> bool:
 def _hint(ds: SampleSequence, pick: int, field: str, op: str, reason: str) -> str:
     """Return what a field's stored bytes look like and which op to use; "" if `op` is that op, or the reason
     says so already."""
-    seen = _seen(ds, ds.unmapped()[pick][field])
+    seen = _content_hint(ds, ds.unmapped()[pick][field])
     if seen is None or f"ops.{op}(" in seen.fix or seen.fix in reason:
         return ""
     return f" {field!r} is {seen.what}: {seen.fix.format(field=field)}."
 
 
-def _seen(ds: SampleSequence, data: Any) -> ContentHint | None:
+def _content_hint(ds: SampleSequence, data: Any) -> ContentHint | None:
     if ds.snapshot.kind == "zarr":  # the output of its codecs looks like compressed files
         place = f"{ds.snapshot.source.rstrip('/')}/ARRAY/zarr.json"
         return ContentHint(
@@ -271,7 +271,7 @@ def _raw_notes(ds: SampleSequence, row: Mapping[str, Any]) -> list[str]:
     for name, field in ds.snapshot.fields.items():
         if field.kind != "bytes" or name in mapped:
             continue
-        seen = _seen(ds, row.get(name))
+        seen = _content_hint(ds, row.get(name))
         if seen is not None:
             notes.append(f"{name!r} has no op and is {seen.what}: {seen.fix.format(field=name)}")
     return notes

@@ -427,7 +427,7 @@ class Loader:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a copy for another process: the same plan at the same position, with its own connections."""
         check_rank_unchanged(self.rank, self.world, found=self._found)
-        return _copied, (self.dataset, self._arguments, self._place, self._moves, self._found)
+        return _copy_loader, (self.dataset, self._arguments, self._place, self._moves, self._found)
 
     def __enter__(self) -> Self:
         return self
@@ -444,7 +444,7 @@ class Loader:
         )
 
 
-def _copied(ds: Dataset, arguments: LoaderArguments, place: Position, moves: int, found: bool) -> Loader:
+def _copy_loader(ds: Dataset, arguments: LoaderArguments, place: Position, moves: int, found: bool) -> Loader:
     made = Loader(ds, **arguments.to_kwargs())
     made._place, made._moves, made._found = place, moves, found
     return made

@@ -77,13 +77,13 @@ class Normalizer:
     def __call__(self, images: Any) -> Any:
         import torch
 
-        images = self._checked(images)
+        images = self._check_images(images)
         scale, shift = self._constants_on(images.device)
         values = images.to(torch.float32, memory_format=torch.channels_last)
         values.mul_(scale).add_(shift)
         return values.to(getattr(torch, self.how.dtype), memory_format=torch.channels_last)
 
-    def _checked(self, images: Any) -> Any:
+    def _check_images(self, images: Any) -> Any:
         """Check the images and return them with the channels first."""
         import torch
 

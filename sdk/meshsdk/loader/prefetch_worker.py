@@ -192,7 +192,7 @@ class PrefetchWorker:
         try:
             self.flights.send_request(wanted, request, endpoint)
         except MeshError as error:
-            self._failed(step, error, request, endpoint)
+            self._retry_or_end(step, error, request, endpoint)
             self._ask_again(wanted, 1)
 
     # --- receiving --------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ class PrefetchWorker:
                 continue
             if now - flight.sent >= self._timeout:
                 self.flights.finish_request(flight)
-                self._lost(flight, f"no answer within {self._timeout:g} s")
+                self._note_lost(flight, f"no answer within {self._timeout:g} s")
             elif directory.state(endpoint) in ("away", "down"):
                 self.flights.finish_request(flight)
-                self._lost(flight, f"{endpoint}: the cluster map says that this node is away")
+                self._note_lost(flight, f"{endpoint}: the cluster map says that this node is away")
             elif not self._is_there(flight, now, there):
                 self.flights.finish_request(flight)
-                self._lost(flight, f"{endpoint}: {ABSENT}", flight.sent)
+                self._note_lost(flight, f"{endpoint}: {ABSENT}", flight.sent)
                 self._looked = -SUSPICIOUS  # the next node may be away as well
 
     def _is_there(self, flight: Flight, now: float, there: dict[Endpoint, bool]) -> bool:
@@ -273,7 +273,7 @@ class PrefetchWorker:
                 self.tally.retries += 1
                 self._ask_again(wanted, len(frames))
             elif error is not None:
-                self._failed(step, error, flight.request, endpoint)
+                self._retry_or_end(step, error, flight.request, endpoint)
                 self._ask_again(wanted, len(frames) + 1)
             else:
                 self._ask_again(wanted, len(frames))
@@ -358,7 +358,7 @@ class PrefetchWorker:
 
     # --- bookkeeping ------------------------------------------------------------------------------
 
-    def _failed(
+    def _retry_or_end(
         self, step: int, error: MeshError, request: Request, endpoint: Endpoint, since: float | None = None
     ) -> None:
         """Schedule a retry of a step, or end the iteration at this step if a retry cannot help.
@@ -380,11 +380,11 @@ class PrefetchWorker:
         else:
             self.tally.retries += 1
 
-    def _lost(self, flight: Flight, why: str, since: float | None = None) -> None:
-        """Note that a request will not be answered; see `_failed`."""
+    def _note_lost(self, flight: Flight, why: str, since: float | None = None) -> None:
+        """Note that a request will not be answered; see `_retry_or_end`."""
         self._series.record_failure(flight.tag.steps)
         endpoint = flight.connection.endpoint
-        self._failed(flight.tag.step, ConnectError(why), flight.request, endpoint, since)
+        self._retry_or_end(flight.tag.step, ConnectError(why), flight.request, endpoint, since)
         self._ask_again(flight.tag, 1)
 
     def _ask_again(self, wanted: WantedFrame, first: int) -> None:

@@ -101,7 +101,7 @@ class StatsPage:
         self._running = self._waiting = 0.0
         self._epoch = self._step = self._bytes = 0
         self.path = place / f"{PREFIX}{self.pid}-{id(self):x}"
-        self._pages = _mapped(self.path)
+        self._pages = _map_file(self.path)
         description = job.to_json()
         if len(description) > FIGURES_OFFSET - HEAD.size:
             description = b"{}"
@@ -184,7 +184,7 @@ def _own(place: Path) -> None:
         raise OSError(f"{place} must belong to this user and be writable by no other")
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _map_file(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, SIZE)  # a full disk is an error here, not a SIGBUS later

@@ -57,10 +57,10 @@ _TORCHVISION = {
 
 def checked_ops(ops: Sequence[object], fields: Mapping[str, FieldInfo]) -> tuple[OpSpec, ...]:
     """Return the ops, if each is an op and its fields exist and accept ops. Raises ConfigurationError."""
-    return tuple(_checked(op, fields) for op in ops)
+    return tuple(_check_op(op, fields) for op in ops)
 
 
-def _checked(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
+def _check_op(op: object, fields: Mapping[str, FieldInfo]) -> OpSpec:
     if not isinstance(op, OpSpec):
         raise ConfigurationError(
             f"map takes ops, such as ds.map(ops.decode('image')); got {type(op).__name__}. {_advice(op)}"

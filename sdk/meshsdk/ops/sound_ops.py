@@ -22,7 +22,7 @@ MelScale = Literal["htk", "slaney"]
 Norm = Literal["none", "slaney"]
 
 
-def _given(**args: Any) -> dict[str, Any]:
+def _without_none(**args: Any) -> dict[str, Any]:
     """Return the arguments that are not None."""
     return {name: value for name, value in args.items() if value is not None}
 
@@ -46,7 +46,7 @@ def decode_audio(
         dtype: "float32" in −1…1, or "int16", half the bytes.
         quality: of the resampling, as in `resample`.
     """
-    args = _given(rate=rate, channels=channels) | {"dtype": dtype, "quality": quality}
+    args = _without_none(rate=rate, channels=channels) | {"dtype": dtype, "quality": quality}
     return OpSpec("decode_audio", _values.field("decode_audio", field), args)
 
 
@@ -108,7 +108,7 @@ def spectrogram(
 def _framing(
     n_fft: int, hop: int | None, window: int | None, shape: str, center: bool, padding: str
 ) -> dict[str, Any]:
-    return {"n_fft": n_fft, "shape": shape, "center": center, "padding": padding} | _given(
+    return {"n_fft": n_fft, "shape": shape, "center": center, "padding": padding} | _without_none(
         hop=hop, window=window
     )
 

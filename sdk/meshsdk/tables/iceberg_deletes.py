@@ -110,7 +110,7 @@ class DeletedValues:
     def remaining(self, table: Any, deletes: Sequence[EqualityDelete]) -> Any:
         """Return the rows of a table, with the columns that are compared, that are not deleted."""
         kept = np.ones(table.num_rows, np.bool_)
-        flat = _flattened(table)
+        flat = _flatten(table)
         for delete in deletes:
             path = delete.file.file_path
             if path not in self._read:
@@ -138,10 +138,10 @@ class DeletedValues:
         batches = list(scan.to_record_batches([FileScanTask(delete.file)]))
         shape = schema_to_pyarrow(schema, include_field_ids=False)
         made = [pa.Table.from_batches([batch]).cast(shape) for batch in batches]
-        return _flattened(pa.concat_tables(made) if made else shape.empty_table())
+        return _flatten(pa.concat_tables(made) if made else shape.empty_table())
 
 
-def _flattened(table: Any) -> Any:
+def _flatten(table: Any) -> Any:
     import pyarrow as pa
 
     while any(pa.types.is_struct(kind) for kind in table.schema.types):

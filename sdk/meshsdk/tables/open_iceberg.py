@@ -99,7 +99,7 @@ def open_iceberg(
     chosen = _columns(leaves, columns, str(source))
     options = table_options("table", filter, nulls, ids)
     conditions: list[list[Any]] = options.get("filter", [])
-    deletes, tasks = _planned(found, scan, conditions if ids is None else None, str(source))
+    deletes, tasks = _plan_scan(found, scan, conditions if ids is None else None, str(source))
     by_path = {task.file.file_path: task for task in tasks}
     read = list(dict.fromkeys([*chosen, *(name for name, *_ in conditions if name in leaves)]))
     changed = changed_files(found, scan, read, by_path) if by_path else set()
@@ -195,7 +195,7 @@ def _leaves(fields: Iterable[Any], prefix: str) -> Iterator[tuple[str, bool]]:
         yield name, numbers or (kind.is_primitive and not text.startswith(("decimal", "unknown")))
 
 
-def _planned(
+def _plan_scan(
     found: Any, scan: Any, conditions: list[list[Any]] | None, table: str
 ) -> tuple[EqualityDeletes, list[Any]]:
     """Return what deletes rows by equality, and the files of a scan, without those that cannot match. Raises

@@ -66,7 +66,7 @@ def open_lance(
     client = client or connect()
     source = parse_source(check_source(url))
     options = table_options("table", filter, nulls, ids)
-    opened = _opened(client, source, version)
+    opened = _open_lance_dataset(client, source, version)
     read = _stored_columns(opened.schema.names, columns, options.get("filter", []), str(source))
     beside = f"s3://{source.bucket}/{source.prefix.rstrip('/')}.rows" if index is None else index
     target = parse_source(check_source(beside))
@@ -95,7 +95,7 @@ def open_lance(
     )
 
 
-def _opened(client: Client, source: Source, version: int | str | None) -> Any:
+def _open_lance_dataset(client: Client, source: Source, version: int | str | None) -> Any:
     """Return Lance's object of the dataset. Raises ConfigurationError, NotFoundError."""
     try:
         import lance

@@ -237,7 +237,7 @@ def answered(daemon: Daemon) -> tuple[str, str]:
 
 
 def fetched(directory: str, name: str, ticket: bytes) -> tuple[int | None, socket.socket]:
-    line = neighbours_module._dialled(directory, name)
+    line = neighbours_module._dial(directory, name)
     line.sendall(ticket)
     _, fds, _, _ = socket.recv_fds(line, 1, 1)
     return (fds[0] if fds else None), line
