@@ -176,7 +176,7 @@ class DaemonClient:
     ) -> tuple[int, bytes]:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=_PATIENCE, auto_decompress=False)
-        where, context = _encoded(access.endpoint + target), await self._context(access)
+        where, context = _encoded_url(access.endpoint + target), await self._context(access)
         async with self._session.request(
             method, where, data=body, headers=headers, ssl=context, allow_redirects=False
         ) as answer:
@@ -192,7 +192,7 @@ class DaemonClient:
         return known
 
 
-def _encoded(url: str) -> Any:
+def _encoded_url(url: str) -> Any:
     from yarl import URL  # keeps the URL exactly as signed
 
     return URL(url, encoded=True)

@@ -312,10 +312,10 @@ class Manager:
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         self._tasks.append(task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         """End the process if a task failed: an operator without one of its parts must not go on."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a task of the operator failed; the process exits to be restarted", exc_info=error)

@@ -136,17 +136,17 @@ class ClusterController:
         try:
             steps, status = await self._steer(document)
         except MissingSecretError as error:
-            await self._refused(document, "SecretMissing", str(error))
+            await self._report_refusal(document, "SecretMissing", str(error))
             return self._settings.eager_seconds
         except DisksTakenError as error:
-            await self._refused(document, "DisksTaken", str(error))
+            await self._report_refusal(document, "DisksTaken", str(error))
             return self._settings.eager_seconds  # the end of the other mesh is not an event of this one
         except ResourceError as error:
-            await self._refused(document, "SpecRefused", str(error))
+            await self._report_refusal(document, "SpecRefused", str(error))
             return self._settings.resync_seconds
         except ApiError as error:
             if error.status.code in _REFUSALS or _UNKNOWN_FIELD in (error.status.message or ""):
-                await self._refused(
+                await self._report_refusal(
                     document, "ApiRefused", f"the API server rejected a change: {error.status.message}"
                 )
             raise
@@ -155,7 +155,7 @@ class ClusterController:
         calm = steps.settled and ready and not steps.pending
         return self._settings.resync_seconds if calm else self._settings.eager_seconds
 
-    async def _refused(self, document: Manifest, reason: str, why: str) -> None:
+    async def _report_refusal(self, document: Manifest, reason: str, why: str) -> None:
         """Report in status and event why the MeshCluster cannot be reconciled. Its daemons keep running."""
         metadata, before = document["metadata"], (document.get("status") or {}).get("conditions") or ()
         message = f"cannot be reconciled: {why}"[:1024]
@@ -237,7 +237,7 @@ class ClusterController:
                     cluster.labels(),
                     automountServiceAccountToken=False,
                 )
-                | _shared(cluster, "ServiceAccount")
+                | _shared_object(cluster, "ServiceAccount")
             )
             await self._kube.apply(_binding(cluster, self._settings.daemon_role))
 
@@ -267,7 +267,7 @@ class ClusterController:
                 _log.info(
                     "%s: no ServiceMonitor created: the API server does not serve that kind", cluster.name
                 )
-        await self._resized(seen, steps, document)
+        await self._resize_pools(seen, steps, document)
         there = {each["metadata"]["name"] for each in seen.nodes}
         pods = {pod.name: pod for pod in seen.state.pods}
         for name in sorted(pods.keys() - there):
@@ -276,7 +276,7 @@ class ClusterController:
             if seen.state.map and seen.state.map.node(name) is None:
                 await self._kube.delete("MeshNode", name, cluster.namespace)
 
-    async def _resized(self, seen: ObservedState, steps: Actions, document: Manifest) -> None:
+    async def _resize_pools(self, seen: ObservedState, steps: Actions, document: Manifest) -> None:
         """Record resized pools; shrink pools that left the spec, and delete them once they are empty."""
         cluster = seen.cluster
         known = {pool.name for pool in cluster.spec.node_pools}
@@ -363,7 +363,7 @@ def _node(cluster: Cluster, pod: Pod) -> Manifest:
     return owned(cluster, f"{GROUP}/{VERSION}", "MeshNode", pod.name, cluster.labels(pod.pool), spec=spec)
 
 
-def _shared(cluster: Cluster, kind: str) -> Manifest:
+def _shared_object(cluster: Cluster, kind: str) -> Manifest:
     """Return an object that all meshes of a namespace share; deleting one mesh does not delete it."""
     metadata = {
         "name": cluster.account,
@@ -380,4 +380,4 @@ def _shared(cluster: Cluster, kind: str) -> Manifest:
 def _binding(cluster: Cluster, role: str) -> Manifest:
     subject = {"kind": "ServiceAccount", "name": cluster.account, "namespace": cluster.namespace}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
-    return _shared(cluster, "RoleBinding") | {"roleRef": reference, "subjects": [subject]}
+    return _shared_object(cluster, "RoleBinding") | {"roleRef": reference, "subjects": [subject]}

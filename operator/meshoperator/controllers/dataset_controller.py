@@ -73,7 +73,7 @@ class PlacementApplier:
         told = (document.get("status") or {}).get("sourceBytes")  # outlives the job that found it
         there = figures.source[1] if figures.source is not None else told
         pinned = bool((document["spec"].get("placement") or {}).get("pin"))
-        was_loaded = self._board.loaded.get(key) == homes and _succeeded(last)
+        was_loaded = self._board.loaded.get(key) == homes and _has_succeeded(last)
         if pinned and was_loaded and last is not None and self._is_old(last):
             most = {each.node: each.bytes for each in holdings if each.node in homes}
             was_loaded = min(most.values(), default=0) * 2 >= (there or 0)  # else a home lost its disk
@@ -149,7 +149,7 @@ class PlacementApplier:
         )
 
 
-def _succeeded(job: Manifest | None) -> bool:
+def _has_succeeded(job: Manifest | None) -> bool:
     return job is not None and bool(job["state"] == "done" and not job["failed"])
 
 
@@ -190,13 +190,13 @@ class DatasetController(BaseController):
         try:
             return await self._run_pass(document)
         except UnreachableError as error:
-            return self._failed(document, None, "NoMesh", str(error), "Pending"), SOON
+            return self._failure_status(document, None, "NoMesh", str(error), "Pending"), SOON
         except (ResourceError, DaemonError) as error:
             if isinstance(error, DaemonError) and error.code == NO_KEYS:
-                return self._failed(document, None, error.code, _KEYS_ON_THEIR_WAY, "Pending"), SOON
+                return self._failure_status(document, None, error.code, _KEYS_ON_THEIR_WAY, "Pending"), SOON
             reason = error.code if isinstance(error, DaemonError) else "SpecRefused"
             await self.record_new_error(document, "SourceRefused", str(error))
-            return self._failed(document, False, reason, str(error), "Failed"), LATER
+            return self._failure_status(document, False, reason, str(error), "Failed"), LATER
 
     async def finalize(self, document: Manifest) -> None:
         """With `onDelete: Evict`, delete the cached copies and the bucket that represents the source."""
@@ -418,7 +418,7 @@ class DatasetController(BaseController):
         )
         return [replace(each, objects=0, bytes=0) for each in holdings]
 
-    def _failed(
+    def _failure_status(
         self, document: Manifest, whether: bool | None, reason: str, message: str, phase: str
     ) -> dict[str, Any]:
         found: list[tuple[str, bool | None, str, str]] = [

@@ -109,7 +109,7 @@ class LoadController(BaseController):
                 here = LoadStep(
                     "none", "Succeeded", "AlreadyHere", "the dataset is stored in the mesh", step.next_run
                 )
-                return self._status_fields(document, here) | self._ended(), SOON
+                return self._status_fields(document, here) | self._times_now(), SOON
             documents = [warm]
         jobs = [await self._daemons.request_json(access, "POST", "/-/jobs", job) for job in documents]
         await self._recorder.record_event(
@@ -203,7 +203,7 @@ class LoadController(BaseController):
         await self._recorder.record_event(document, "Evicted", message)
         done = LoadStep("none", "Succeeded", "Evicted", message, step.next_run)
         figures = {"objectsDone": objects, "objectsTotal": objects, "bytesDone": freed, "bytesTotal": freed}
-        return self._status_fields(document, done) | figures | self._ended()
+        return self._status_fields(document, done) | figures | self._times_now()
 
     # --- telling ------------------------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class LoadController(BaseController):
             rest = min(rest, before.finished + spec.ttl_seconds_after_finished - now)
         return max(0.5, SOON if step.phase == "Waiting" and not step.next_run else rest)
 
-    def _ended(self) -> dict[str, Any]:
+    def _times_now(self) -> dict[str, Any]:
         return {"startedAt": format_time(self._now()), "finishedAt": format_time(self._now())}
 
     def _progress(self, document: Manifest, jobs: list[dict[str, Any]], step: LoadStep) -> dict[str, Any]:

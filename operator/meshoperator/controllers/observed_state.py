@@ -134,7 +134,7 @@ def pod_problem(status: Manifest) -> str:
         if not waiting and not state.get("terminated"):
             continue
         said = [_waits(waiting)] if waiting and waiting.get("reason") else []
-        said += [_ended(ended)] if ended and (ended.get("exitCode") or waiting) else []
+        said += [_describe_end(ended)] if ended and (ended.get("exitCode") or waiting) else []
         if said:
             return "; ".join(text.strip().rstrip(":") for text in said)
     return ""
@@ -144,7 +144,7 @@ def _waits(state: Manifest) -> str:
     return f"{state['reason']}: {state.get('message') or ''}"[:_SHORT]
 
 
-def _ended(state: Manifest) -> str:
+def _describe_end(state: Manifest) -> str:
     """Describe a terminated container, with its reason if that says more than that it ended."""
     reason = f" ({state['reason']})" if state.get("reason") not in (None, "Error", "Completed") else ""
     return f"exited with {state.get('exitCode')}{reason}: {exit_message(state.get('message') or '')}"

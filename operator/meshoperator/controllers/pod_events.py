@@ -139,7 +139,7 @@ class PodEvents:
             return
         notices, names = find_misspellings(metadata), datasets_not_injected(metadata)
         if names:
-            notices += explain_missing(metadata, names, await self._offered())
+            notices += explain_missing(metadata, names, await self._offered_datasets())
         if not notices and metadata["uid"] not in self._known:
             return
         known = self._record(metadata, frozenset(notice.reason for notice in notices))
@@ -167,7 +167,7 @@ class PodEvents:
         metrics.record_unserved(self._present)
         return known
 
-    async def _offered(self) -> AvailableDatasets:
+    async def _offered_datasets(self) -> AvailableDatasets:
         now = self._now()
         if self._available is None or now > self._available[0] + _FRESH:
             datasets: list[Manifest] = []

@@ -113,7 +113,7 @@ class VolumeClaims:
             if said and not each["metadata"].get("deletionTimestamp"):
                 await self._recorder.record_event(document, "Expanding", f"pool {pool}: {'; '.join(said)}")
                 await self._kube.delete("StatefulSet", name, cluster.namespace, orphans=True)
-            if (said or each["metadata"].get("deletionTimestamp")) and not await self._gone(cluster, name):
+            if (said or each["metadata"].get("deletionTimestamp")) and not await self._is_gone(cluster, name):
                 held.add(pool)
         waiting = [
             f"the StatefulSet of pool {pool} is being recreated; its pods stay" for pool in sorted(held)
@@ -142,7 +142,7 @@ class VolumeClaims:
             pod.name for pod in asked if any(f"{tier}-{pod.name}" not in there for tier in claims[pod.pool])
         ]
 
-    async def _gone(self, cluster: Cluster, name: str) -> bool:
+    async def _is_gone(self, cluster: Cluster, name: str) -> bool:
         for _ in range(_LOOKS):
             found = await self._kube.list_all("StatefulSet", cluster.namespace, {CLUSTER_LABEL: cluster.name})
             if all(each["metadata"]["name"] != name for each in found):
@@ -158,7 +158,7 @@ class VolumeClaims:
         for each in await self._kube.list_all(
             "PersistentVolumeClaim", cluster.namespace, {CLUSTER_LABEL: cluster.name}
         ):
-            name, wanted = each["metadata"]["name"], _wanted(cluster, each)
+            name, wanted = each["metadata"]["name"], _wanted_claim(cluster, each)
             if wanted is None or each["metadata"].get("deletionTimestamp"):
                 continue
             if parse_quantity(wanted.size) > (_bytes(each["spec"]["resources"]["requests"]["storage"]) or 0):
@@ -228,7 +228,7 @@ def _claims(found: Manifest) -> Claims:
     }
 
 
-def _wanted(cluster: Cluster, claim: Manifest) -> VolumeClaim | None:
+def _wanted_claim(cluster: Cluster, claim: Manifest) -> VolumeClaim | None:
     """Return what the spec says about a claim, or None if it does not name the claim."""
     name, labels = claim["metadata"]["name"], claim["metadata"]["labels"]
     for pool in cluster.spec.node_pools:

@@ -171,7 +171,7 @@ def dataset_status(
     warm = figures.durable or (source_bytes is not None and figures.there >= source_bytes)
     conditions: list[tuple[str, bool | None, str, str]] = [
         ("SourceReachable", True, "Answers", "the source is readable"),
-        _placed(spots, unplaced, migration, durable=figures.durable),
+        _placement_condition(spots, unplaced, migration, durable=figures.durable),
         _warm(spec, figures, warm=warm),
         (
             "Healthy",
@@ -205,7 +205,7 @@ def _phase(figures: DatasetUsage, unplaced: str, migration: MigrationStep | None
     return "Loading" if lacking and figures.source is not None else "Ready"
 
 
-def _placed(
+def _placement_condition(
     spots: Sequence[CopyLocation], unplaced: str, migration: MigrationStep | None, *, durable: bool
 ) -> tuple[str, bool | None, str, str]:
     if durable:

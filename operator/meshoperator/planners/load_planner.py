@@ -216,7 +216,7 @@ def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
                 states=found.states | {job["state"]},
                 error=found.error or job["error"],
                 samples=(progress["samples"], progress["samples_total"]),
-                warmed=_warmed(job.get("report") or {}),
+                warmed=_describe_warm_up(job.get("report") or {}),
             )
             continue
         failures = [
@@ -239,7 +239,7 @@ def sum_jobs(jobs: Sequence[Mapping[str, Any]]) -> RunTotals:
     return found
 
 
-def _warmed(report: Mapping[str, Any]) -> str:
+def _describe_warm_up(report: Mapping[str, Any]) -> str:
     """Return what became of the samples of a warm-up."""
     if not report:
         return ""

@@ -141,7 +141,10 @@ class _DatasetPlacer:
         while rest and len(chosen) < self._dataset.copies + self._dataset.more:
             worth = self._worth(chosen)
             best = max(rest, key=lambda place: (worth[place], -place))
-            if len(chosen) >= self._dataset.copies and self._served(chosen)[best] < self._planner.enough / 2:
+            if (
+                len(chosen) >= self._dataset.copies
+                and self._served_gpus(chosen)[best] < self._planner.enough / 2
+            ):
                 break  # beyond those requested, and few GPUs are nearest to it
             rest.remove(best)
             chosen.append(best)
@@ -167,7 +170,7 @@ class _DatasetPlacer:
         while len(self._chosen) < self._dataset.copies + self._dataset.more:
             if len(self._chosen) < self._dataset.copies:
                 return
-            served = np.where(self._candidates(), self._served(self._chosen), -1.0)
+            served = np.where(self._candidates(), self._served_gpus(self._chosen), -1.0)
             best = int(np.argmax(served)) if len(served) else 0
             if not len(served) or served[best] < self._planner.enough:
                 return
@@ -238,7 +241,7 @@ class _DatasetPlacer:
         self._wanted.set_copies(chosen)
         return self._wanted.gains()
 
-    def _served(self, chosen: list[int]) -> npt.NDArray[np.float64]:
+    def _served_gpus(self, chosen: list[int]) -> npt.NDArray[np.float64]:
         """Return, for each node, the GPUs that one more copy there brings nearer, weighted by nearness."""
         return np.round(self._gains(chosen) * self._wanted.total, 6)
 
@@ -285,7 +288,7 @@ class _DatasetPlacer:
             )
         if complete:  # until then every existing copy counts
             planner.released += [(name, self._name(place)) for place in leaving]
-        planner.considered[name] = self._considered()
+        planner.considered[name] = self._describe_candidates()
 
     def _reason(self, place: int) -> str:
         if place in self._because:
@@ -296,7 +299,7 @@ class _DatasetPlacer:
         near = self._wanted.describe_levels(place)
         return f"{start}: {near or ('already there' if place in self._held else 'most free space')}"
 
-    def _considered(self) -> str:
+    def _describe_candidates(self) -> str:
         land = self._planner.land
         full = self._eligible & (land.used + self._dataset.size > self._planner.limit)
         full[self._chosen] = False

@@ -69,9 +69,11 @@ class AvailableDatasets:
 def find_misspellings(metadata: Manifest) -> tuple[Notice, ...]:
     """Return the keys and values that have no effect, and what was probably meant; one notice per reason."""
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    keys = [said for key in labels if key not in _LABELS and (said := _meant("label", key))]
+    keys = [said for key in labels if key not in _LABELS and (said := _spelling_hint("label", key))]
     keys += [
-        said for key in annotations if key not in _ANNOTATIONS | _OWN and (said := _meant("annotation", key))
+        said
+        for key in annotations
+        if key not in _ANNOTATIONS | _OWN and (said := _spelling_hint("annotation", key))
     ]
     values = [
         f"the annotation {key} must be {' or '.join(filter(None, known))}, not {annotations[key]!r}"
@@ -86,7 +88,7 @@ def find_misspellings(metadata: Manifest) -> tuple[Notice, ...]:
 
 
 @lru_cache(1024)  # pods of one controller have the same keys
-def _meant(kind: str, key: str) -> str:
+def _spelling_hint(kind: str, key: str) -> str:
     """Return a hint about a misspelt key of ours; empty for any other key."""
     domain, slash, name = key.rpartition("/")
     if not slash or not _is_near(domain):

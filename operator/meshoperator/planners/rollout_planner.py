@@ -74,7 +74,7 @@ class _RolloutPlanner:
             self._size(pool)
         self._wishes()
         self._depart()
-        forget, discard = self._lost_hosts(), self._discarded()
+        forget, discard = self._lost_hosts(), self._discardable_pods()
         well = is_settled(self._sight)
         displaced = tuple(misplaced_pods(self._sight))
         self._victims |= {name for name, _ in displaced}
@@ -156,9 +156,9 @@ class _RolloutPlanner:
                 self._changes.append(("stay", pod.name))
 
     def _updates_by_drain(self, pod: Pod) -> bool:
-        return self._spec.update.mode == "Drain" and self._outdated(pod)
+        return self._spec.update.mode == "Drain" and self._is_outdated(pod)
 
-    def _discarded(self) -> tuple[str, ...]:
+    def _discardable_pods(self) -> tuple[str, ...]:
         """Return the decommissioned pods that are proved to be empty."""
         wanted = (name for name, desired in self._sight.desired.items() if desired == "Decommissioned")
         return tuple(sorted(name for name in wanted if self._sight.map is not None and self._empty(name)))
@@ -186,11 +186,11 @@ class _RolloutPlanner:
 
     # --- roll-out -----------------------------------------------------------------------------------------
 
-    def _outdated(self, pod: Pod) -> bool:
+    def _is_outdated(self, pod: Pod) -> bool:
         return pod.template != self._sight.templates.get(pod.pool, pod.template)
 
     def _roll(self, *, well: bool) -> None:
-        outdated = [pod for pod in sorted(self._sight.pods, key=lambda p: p.name) if self._outdated(pod)]
+        outdated = [pod for pod in sorted(self._sight.pods, key=lambda p: p.name) if self._is_outdated(pod)]
         outdated = [pod for pod in outdated if not pod.leaving and pod.name not in self._victims]
         if not outdated or self._spec.update.paused:
             return

@@ -161,7 +161,7 @@ def cluster_status(
     desired = sum(sight.wanted.values())
     outdated = [pod for pod in sight.pods if pod.template != sight.templates.get(pod.pool)]
     progressing = bool(steps.pending or outdated or len(sight.pods) != desired or ready < desired)
-    degraded, outside = _degraded(sight), stores_outside_map(sight)
+    degraded, outside = _degraded_reasons(sight), stores_outside_map(sight)
     settled = steps.settled and not outside
     waiting = "; ".join(steps.waiting)[:1000]
     found: list[Condition] = [
@@ -219,7 +219,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _degraded(sight: ClusterState) -> str:
+def _degraded_reasons(sight: ClusterState) -> str:
     said = []
     for state, help_ in _AMISS.items():
         names = sorted(node.node_id for node in sight.map.nodes if node.state == state) if sight.map else []

@@ -130,7 +130,7 @@ class _Schemas:
         return self._structural(self._root)
 
     def _structural(self, node: Mapping[str, Any]) -> dict[str, Any]:
-        node = self._resolved(node)
+        node = self._inline_reference(node)
         found = {key: value for key, value in node.items() if key not in _DROPPED and value is not None}
         if isinstance(node.get("default"), tuple):
             found["default"] = list(node["default"])
@@ -145,7 +145,7 @@ class _Schemas:
             del found["required"]
         return found
 
-    def _resolved(self, node: Mapping[str, Any]) -> dict[str, Any]:
+    def _inline_reference(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return `node` with its reference inlined; its own keywords override."""
         found = {key: value for key, value in node.items() if key not in ("anyOf", "allOf", "$ref")}
         every = chain(node.get("anyOf", ()), node.get("allOf", ()))
@@ -155,7 +155,7 @@ class _Schemas:
         for other in others:
             name = other.get("$ref")
             if name is None:
-                found = self._resolved(other) | found
+                found = self._inline_reference(other) | found
             else:
                 found = self._parts[name] | _validations(self._rules[name]) | found
         return found

@@ -191,7 +191,7 @@ def simulate(name: str, trace: Sequence[TraceRead], settings: EvictionSettings) 
     )
 
 
-def _planned(settings: EvictionSettings, trace: Sequence[TraceRead]) -> SegmentPolicy:
+def _policy_with_plan(settings: EvictionSettings, trace: Sequence[TraceRead]) -> SegmentPolicy:
     policy = SegmentPolicy(settings)
     policy.plan(_PLAN, (read.item for read in trace))
     return policy
@@ -199,7 +199,7 @@ def _planned(settings: EvictionSettings, trace: Sequence[TraceRead]) -> SegmentP
 
 POLICIES: dict[str, Callable[[EvictionSettings, Sequence[TraceRead]], Policy]] = {
     "segments": lambda settings, _: SegmentPolicy(settings),
-    PLANNED: _planned,
+    PLANNED: _policy_with_plan,
     "lru": lambda settings, _: Lru(settings.capacity),
     "s3-fifo": lambda settings, _: S3Fifo(settings.capacity),
     "sieve": lambda settings, _: Sieve(settings.capacity),

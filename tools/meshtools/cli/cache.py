@@ -87,7 +87,7 @@ def simulate(
     from meshtools.cache_simulator.simulator import simulate as replay
 
     try:
-        reads = _made(made) if trace is None else parse_trace(trace)
+        reads = _make_trace(made) if trace is None else parse_trace(trace)
     except (TraceError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
     if trace is not None and (made["epochs"] or made["zipf"] is not None):
@@ -105,7 +105,7 @@ def simulate(
     return 0
 
 
-def _made(made: dict[str, Any]) -> list[TraceRead]:
+def _make_trace(made: dict[str, Any]) -> list[TraceRead]:
     """Raises UsageError."""
     from meshtools.cache_simulator.simulator import epoch_trace, mix_traces, zipf_trace
 

@@ -146,7 +146,7 @@ def sizing(
         return 0
     values = {} if description is None else _read_toml(description)
     if like is not None:
-        values |= _measured(session, like, like_ops)
+        values |= _measure_dataset(session, like, like_ops)
     workload = workload_of(_values(values, given, assumed))
     estimates = compare(workload, assumed, copies=copies, cache_share=cache_share)
     if session.as_json:
@@ -222,7 +222,7 @@ def _values(values: dict[str, Any], given: dict[str, Any], assumed: Assumptions)
     return values
 
 
-def _measured(session: Session, url: Remote, ops: Sequence[str]) -> dict[str, Any]:
+def _measure_dataset(session: Session, url: Remote, ops: Sequence[str]) -> dict[str, Any]:
     """Return the size of a dataset, and what its ops cost by the nodes' own counters."""
     from meshsdk.open_dataset import open as open_dataset
     from meshtools.doctor.examine_plan import read_counters

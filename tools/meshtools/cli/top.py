@@ -41,7 +41,7 @@ def top(session: Session, once: bool, interval: float) -> None:
 
     whom = find_nodes(session.endpoint, session.ca_cert)
     if once or session.as_json or not sys.stdout.isatty():
-        screen = _seen(whom, interval)
+        screen = _take_screen(whom, interval)
         if session.as_json:
             session.show("", **screen.to_dict())
         else:
@@ -50,7 +50,7 @@ def top(session: Session, once: bool, interval: float) -> None:
     _live(whom, interval)
 
 
-def _seen(whom: Nodes, interval: float) -> Screen:
+def _take_screen(whom: Nodes, interval: float) -> Screen:
     from meshtools.top.snapshot_diff import diff_snapshots, take_snapshot
 
     before = take_snapshot(whom)

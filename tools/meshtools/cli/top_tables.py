@@ -42,7 +42,7 @@ def render_screen(screen: Screen) -> RenderableType:
     none = Text("no loader runs on this machine", "dim")
     parts += ["", _Fitting(_jobs(screen.jobs), _SPARE_OF_JOBS) if screen.jobs else none]
     if screen.reported:
-        parts += ["", _reported(screen.reported)]
+        parts += ["", _report_table(screen.reported)]
     if screen.nodes:
         parts += ["", _Fitting(_nodes(screen.nodes), _SPARE_OF_NODES)]
     parts += [Text(note, "dim") for note in screen.notes]
@@ -171,7 +171,7 @@ def _jobs(found: Sequence[JobRates]) -> Table:
     return table
 
 
-def _reported(found: Sequence[ReportedJob]) -> Table:
+def _report_table(found: Sequence[ReportedJob]) -> Table:
     table = _table(
         "reported to the nodes", "samples/s", "stall", "network", "prep", "fetch", "epoch", "to its end"
     )
@@ -212,14 +212,14 @@ def _nodes(found: Sequence[NodeRates]) -> Table:
             f"{node.prepared:,.0f}",
             _share(node.hits),
             f"{node.saved:,.1f} cores" if node.saved else "–",
-            _decoded(node),
+            _decoded_cell(node),
             f"{node.queue:,.0f}",
             _share(node.free),
         )
     return table
 
 
-def _decoded(node: NodeRates) -> str:
+def _decoded_cell(node: NodeRates) -> str:
     """Return how full the decoded cache is, and how many buckets have reached their quota."""
     if not node.decoded_limit:
         return "–"

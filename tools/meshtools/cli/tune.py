@@ -110,7 +110,7 @@ def tune(
         live = [change for change in chosen if change.live]
         if not live:
             session.tell("nothing of this can be changed while the nodes run")
-        wanted = [change for change in live if _confirmed(change, yes=yes, named=change.kind in only)]
+        wanted = [change for change in live if _confirm(change, yes=yes, named=change.kind in only)]
         if wanted:
             _apply(session, client.transport, wanted, parts, window, patience)
 
@@ -128,7 +128,7 @@ def _watch(session: Session, transport: Transport, window: float) -> tuple[Obser
         return watch(transport, window, wait)
 
 
-def _confirmed(change: Change, *, yes: bool, named: bool) -> bool:
+def _confirm(change: Change, *, yes: bool, named: bool) -> bool:
     if yes:
         return named or change.rate > 0
     return click.confirm(f"{change.command}?")

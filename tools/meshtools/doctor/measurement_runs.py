@@ -89,7 +89,7 @@ class MeasurementRuns:
         once = self._whole - 1 - WARM_UP - self.subject.connections
         return run_length(self.steps, self.subject.connections, once if self.alone else 0)
 
-    def _taken(self, name: str) -> int:
+    def _batch_count(self, name: str) -> int:
         """Returns the number of batches that a finished run took."""
         return self.subject.connections + self.runs[name].steps
 
@@ -98,7 +98,7 @@ class MeasurementRuns:
         if len(self.runs) == len(RUNS):
             return
         if not self._warm:
-            yield from self._asked(lambda number: self._request(number, moved=False), WARM_UP, None)
+            yield from self._request_batches(lambda number: self._request(number, moved=False), WARM_UP, None)
             self._warm = True
         for name in RUNS:
             if name not in self.runs:
@@ -109,15 +109,19 @@ class MeasurementRuns:
     def _run(self, name: str) -> Iterator[Batch]:
         count = self.subject.connections + self._length.most
         if name == "compute":
-            return self._remembered(count)
+            return self._repeat_from_memory(count)
         if name == "network":
-            prepared = self._taken("preprocessing")
+            prepared = self._batch_count("preprocessing")
             last, several = WARM_UP + prepared - 1, min(AGAIN, prepared)
-            return self._asked(lambda number: self._request(last - number % several, moved=True), count, name)
+            return self._request_batches(
+                lambda number: self._request(last - number % several, moved=True), count, name
+            )
         if name == "preprocessing":
-            read = self._taken("fetch")
-            return self._asked(lambda number: self._request(WARM_UP + number, moved=True), read, name)
-        return self._asked(lambda number: self._request(WARM_UP + number, moved=False), count, name)
+            read = self._batch_count("fetch")
+            return self._request_batches(
+                lambda number: self._request(WARM_UP + number, moved=True), read, name
+            )
+        return self._request_batches(lambda number: self._request(WARM_UP + number, moved=False), count, name)
 
     def _request(self, number: int, *, moved: bool) -> Request:
         epoch, step = self._place(number)
@@ -128,7 +132,9 @@ class MeasurementRuns:
         epochs, step = divmod(number, self._whole - 1)
         return self._epoch + epochs, step + 1
 
-    def _asked(self, ask: Callable[[int], Request], count: int, name: str | None) -> Iterator[Batch]:
+    def _request_batches(
+        self, ask: Callable[[int], Request], count: int, name: str | None
+    ) -> Iterator[Batch]:
         """Yields batches from the nodes."""
         subject, meter = self.subject, Meter(stand_ins=self._stand_ins)
         order = FetchSpec(
@@ -142,7 +148,7 @@ class MeasurementRuns:
         )
         running = EpochIterator(subject.transport, order, subject.arena, subject.stage, meter, self._epoch)
         with closing(running):
-            yield from self._timed(lambda _: running.next_batch(), count, name, meter)
+            yield from self._time_batches(lambda _: running.next_batch(), count, name, meter)
         self._stand_ins = meter.stand_ins
         if name == "network":
             self._note(meter)
@@ -158,21 +164,21 @@ class MeasurementRuns:
             stats.frames.get("miss", 0),
         )
 
-    def _remembered(self, count: int) -> Iterator[Batch]:
+    def _repeat_from_memory(self, count: int) -> Iterator[Batch]:
         """Yields batches from memory."""
-        held = [self._fetched(number) for number in range(HELD)]
-        yield from self._timed(lambda number: held[number % len(held)], count, "compute", Meter())
+        held = [self._fetch_batch(number) for number in range(HELD)]
+        yield from self._time_batches(lambda number: held[number % len(held)], count, "compute", Meter())
 
-    def _fetched(self, number: int) -> Batch:
+    def _fetch_batch(self, number: int) -> Batch:
         subject = self.subject
-        epoch, step = self._place(WARM_UP + self._taken("preprocessing") - 1 - number)
+        epoch, step = self._place(WARM_UP + self._batch_count("preprocessing") - 1 - number)
         request = subject.frame_request(epoch, step, moved=True)
         frame = subject.transport.call(
             request, lambda response: read_frame(response, 0, verify=subject.verify), subject.deadline
         )
         return subject.stage.finish(subject.stage.begin(frame, epoch))
 
-    def _timed(
+    def _time_batches(
         self, take: Callable[[int], Batch], count: int, name: str | None, meter: Meter
     ) -> Iterator[Batch]:
         """Yields the batches that `take` returns. Times the steps after the first few, in blocks, until the

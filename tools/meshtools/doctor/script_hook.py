@@ -65,10 +65,10 @@ class ScriptHook:
         if self.seen[loader] != self.number:
             return None
         if self.checkup is None:
-            self.checkup = self._begun(loader)
+            self.checkup = self._begin(loader)
         return self.checkup.batches()
 
-    def _begun(self, loader: Loader) -> MeasurementRuns:
+    def _begin(self, loader: Loader) -> MeasurementRuns:
         subject = loader.subject()
         enquiry = NodeSurvey(subject.transport)
 
@@ -173,7 +173,7 @@ def _listen(
 ) -> list[dict[str, Any]]:
     left = list(RUNS)
     while True:
-        ended = _ended(process)
+        ended = _has_ended(process)
         while left and any(place.glob(RUN.format("*", left[0]))):
             progress(left.pop(0))
         reports = [json.loads(path.read_text()) for path in sorted(place.glob(REPORT.format("*")))]
@@ -193,7 +193,7 @@ def _early(code: int) -> str:
     )
 
 
-def _ended(process: subprocess.Popen[bytes]) -> bool:
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     with suppress(subprocess.TimeoutExpired):
         process.wait(_LOOK)
         return True

@@ -229,20 +229,20 @@ def parse_scenario(text: str, name: str) -> Scenario:
         raise ConfigurationError(f"{name}: give [mesh], and either [data] or [disks]")
     found = Scenario(
         name,
-        _parsed(Mesh, document["mesh"], "mesh"),
-        _parsed(Data, document["data"], "data") if "data" in document else None,
-        _parsed(Jobs, document.get("jobs", {}), "jobs"),
-        tuple(_parsed(Fault, each, "fault") for each in document.get("fault", [])),
-        _parsed(Disks, document["disks"], "disks") if "disks" in document else None,
+        _parse_table(Mesh, document["mesh"], "mesh"),
+        _parse_table(Data, document["data"], "data") if "data" in document else None,
+        _parse_table(Jobs, document.get("jobs", {}), "jobs"),
+        tuple(_parse_table(Fault, each, "fault") for each in document.get("fault", [])),
+        _parse_table(Disks, document["disks"], "disks") if "disks" in document else None,
         seed,
-        _parsed(Origin, document["origin"], "origin") if "origin" in document else None,
-        _parsed(Writes, document["writes"], "writes") if "writes" in document else None,
+        _parse_table(Origin, document["origin"], "origin") if "origin" in document else None,
+        _parse_table(Writes, document["writes"], "writes") if "writes" in document else None,
     )
     _check(found)
     return found
 
 
-def _parsed(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
+def _parse_table(kind: type[_Table], values: dict[str, Any], table: str) -> _Table:
     """Raises ConfigurationError for names that are not known, values of another type, and values below 0."""
     known = {field.name: field for field in fields(cast("Any", kind))}
     for name, value in values.items():

@@ -102,37 +102,37 @@ def _all(nvml: Nvml) -> list[Gpu]:
 
 
 def _instances(nvml: Nvml, handle: Any, number: int) -> list[Gpu]:
-    mode = _asked(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    mode = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
     if not mode:
         return []
     found = []
-    for place in range(min(_asked(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0, _MOST)):
-        instance = _asked(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place))
+    for place in range(min(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0, _MOST)):
+        instance = _ask(nvml, partial(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place))
         if instance is not None:  # an unused slot
             found.append(_gpu(nvml, instance, f"{number}:{place}", instance=True))
     return found
 
 
 def _gpu(nvml: Nvml, handle: Any, index: str, *, instance: bool = False) -> Gpu:
-    memory = _asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    rates = _asked(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-    power = _asked(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    processes = _asked(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
+    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = _ask(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    power = _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    processes = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ()
     return Gpu(
         index,
-        _text(_asked(nvml, lambda: nvml.nvmlDeviceGetName(handle))),
-        _text(_asked(nvml, lambda: nvml.nvmlDeviceGetUUID(handle))),
+        _text(_ask(nvml, lambda: nvml.nvmlDeviceGetName(handle))),
+        _text(_ask(nvml, lambda: nvml.nvmlDeviceGetUUID(handle))),
         None if rates is None else rates.gpu / 100,
         None if memory is None else int(memory.used),
         None if memory is None else int(memory.total),
         None if power is None else power / 1000,
-        _asked(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE)),
+        _ask(nvml, lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE)),
         tuple(sorted(int(process.pid) for process in processes)),
         instance,
     )
 
 
-def _asked(nvml: Nvml, ask: Callable[[], T]) -> T | None:
+def _ask(nvml: Nvml, ask: Callable[[], T]) -> T | None:
     """Returns the answer; None if this GPU does not support the request."""
     try:
         return ask()

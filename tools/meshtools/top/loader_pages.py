@@ -70,7 +70,7 @@ def read_page(path: Path) -> tuple[Job, Figures] | None:
             (checksum,) = CHECKSUM.unpack_from(data, FIGURES_OFFSET + FIGURES.size)
             if checksum == crc32(figures):  # else the writer was in the middle of an update
                 values = FIGURES.unpack(figures)
-                return _described(data, Figures(*values)) if all(map(math.isfinite, values)) else None
+                return _describe_page(data, Figures(*values)) if all(map(math.isfinite, values)) else None
     except OSError:
         return None
     finally:
@@ -78,7 +78,7 @@ def read_page(path: Path) -> tuple[Job, Figures] | None:
     return None
 
 
-def _described(data: bytes, figures: Figures) -> tuple[Job, Figures] | None:
+def _describe_page(data: bytes, figures: Figures) -> tuple[Job, Figures] | None:
     _, length = HEAD.unpack_from(data)
     try:
         document: Any = json.loads(data[HEAD.size : HEAD.size + min(length, FIGURES_OFFSET - HEAD.size)])

@@ -117,10 +117,10 @@ def find_nodes(endpoint: str | None = None, ca_cert: str | None = None) -> Nodes
         named = [parse_endpoint(part.strip(), ca_cert) for part in text.split(",") if part.strip()]
     except MeshError as error:
         return Nodes((), str(error))
-    return Nodes(tuple(dict.fromkeys(_mapped(text, ca_cert) or named))[:_MOST])
+    return Nodes(tuple(dict.fromkeys(_map_nodes(text, ca_cert) or named))[:_MOST])
 
 
-def _mapped(endpoint: str, ca_cert: str) -> list[Endpoint]:
+def _map_nodes(endpoint: str, ca_cert: str) -> list[Endpoint]:
     """Returns the nodes of the cluster map; none without an access key, or if no node answers."""
     try:
         transport = Transport(load_settings(endpoint=endpoint, ca_cert=ca_cert, timeout=_TIMEOUT))
@@ -173,11 +173,12 @@ def _errors(now: Scrape, was: Scrape) -> float:
 def loader_reports(before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot]) -> list[ReportedJob]:
     """Returns the jobs that reported between two snapshots, summed over all nodes."""
     seconds = max((look.now for look in after), default=0.0) - min((look.now for look in before), default=0.0)
-    samples = _gained(before, after, "meshd_loader_samples_total")
-    waited = _gained(before, after, "meshd_loader_waited_seconds_total")
-    passed = _gained(before, after, "meshd_loader_seconds_total")
+    samples = _gain_by_loader(before, after, "meshd_loader_samples_total")
+    waited = _gain_by_loader(before, after, "meshd_loader_waited_seconds_total")
+    passed = _gain_by_loader(before, after, "meshd_loader_seconds_total")
     stages = {
-        stage: _gained(before, after, "meshd_loader_stall_seconds_total", stage=stage) for stage in _STAGES
+        stage: _gain_by_loader(before, after, "meshd_loader_stall_seconds_total", stage=stage)
+        for stage in _STAGES
     }
     found = []
     for name in sorted(passed):
@@ -210,7 +211,7 @@ def _place(
     return max(found, default=(None, 0.0))
 
 
-def _gained(
+def _gain_by_loader(
     before: Sequence[NodeSnapshot], after: Sequence[NodeSnapshot], name: str, **labels: str
 ) -> Mapping[str, float]:
     """Returns the increase by loader, over the nodes that answered both times."""

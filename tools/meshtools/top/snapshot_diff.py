@@ -106,8 +106,8 @@ def _job(
     """Returns the rates of a job. If no batch came between the snapshots, or the job has just begun, the rate
     is that of the whole run."""
     seconds = max(until - since, 1e-6)
-    earlier_waited = 0.0 if was is None else _waited(was, since)
-    stalled = _waited(now, until) - earlier_waited
+    earlier_waited = 0.0 if was is None else _waited_seconds(was, since)
+    stalled = _waited_seconds(now, until) - earlier_waited
     fresh = was is None or now.batches <= was.batches
     base = Figures(*[0.0] * len(Figures.__slots__)) if fresh or was is None else was
     span = now.seconds if fresh else seconds
@@ -132,6 +132,6 @@ def _job(
     )
 
 
-def _waited(figures: Figures, now: float) -> float:
+def _waited_seconds(figures: Figures, now: float) -> float:
     """Returns the seconds waited, the present wait included."""
     return figures.waited + (max(now - figures.waiting, 0.0) if figures.waiting else 0.0)

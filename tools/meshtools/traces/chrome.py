@@ -56,7 +56,7 @@ class ChromeTrace:
             raise ConfigurationError(f"a trace of {limit} bytes holds nothing: set limit to at least {LEAST}")
         self.pid = os.getpid()
         self._rank, self._limit = rank, limit
-        self._file = _opened(path)
+        self._file = _open_locked(path)
         self._finalizer = weakref.finalize(self, _complete, self._file, self.pid)
         self._path, self._written, self._full = path, 0, False
         self._taken: float | None = None
@@ -65,7 +65,7 @@ class ChromeTrace:
         title = f"rank {rank} of {world}: {name} ({socket.gethostname()}, {self.pid})"
         self._event("M", "process_name", {"args": {"name": title}}, first=True)
         self._event("M", "process_sort_index", {"args": {"sort_index": rank}})
-        self._named(_LOOP, "training loop")
+        self._name_row(_LOOP, "training loop")
 
     def __repr__(self) -> str:
         return f"<ChromeTrace {self._path}, {self._written} bytes{', full' if self._full else ''}>"
@@ -109,7 +109,7 @@ class ChromeTrace:
                 return _LOOP + 1 + number
         self._lanes.append(done)
         row = _LOOP + len(self._lanes)
-        self._named(row, f"requests {len(self._lanes)}")
+        self._name_row(row, f"requests {len(self._lanes)}")
         return row
 
     def on_end(self, now: float, meter: Meter) -> None:
@@ -124,7 +124,7 @@ class ChromeTrace:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _named(self, row: int, name: str) -> None:
+    def _name_row(self, row: int, name: str) -> None:
         self._event("M", "thread_name", {"tid": row, "args": {"name": name}})
         self._event("M", "thread_sort_index", {"tid": row, "args": {"sort_index": row}})
 
@@ -156,7 +156,7 @@ class ChromeTrace:
         self._written += len(data)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_locked(path: Path) -> BinaryIO:
     """Opens the file, locked and empty. Raises ConfigurationError, and TakenError if it is locked already."""
     try:
         file = path.open("ab", buffering=_BUFFER)

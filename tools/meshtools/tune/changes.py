@@ -122,7 +122,7 @@ def _idle(seen: Observation) -> str:
 
 def _for_loop(model: LoopModel, notes: list[str]) -> Iterator[Change]:
     if model.bound == "decode":
-        yield from _decoded(model, notes)
+        yield from _decode_more(model, notes)
         yield from _transforms(model)
         yield from _sharing(model)
     elif model.bound == "disk":
@@ -160,7 +160,7 @@ def _waits(model: LoopModel) -> str:
     return f"{loop.name} waits for {loop.stage} {loop.stalls[loop.stage]:.0%} of the time"
 
 
-def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
+def _decode_more(model: LoopModel, notes: list[str]) -> Iterator[Change]:
     """Keep more of what ops make before the first random one."""
     seen, loop, facts = model.seen, model.loop, model.facts
     limit, kept, nodes = seen.total("decoded_limit"), seen.total("decoded_bytes"), max(1, len(seen.nodes))
@@ -204,7 +204,7 @@ def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
         return model.speed(replace(model.workload, cpu_seconds_per_sample=cost))
 
     if quota is not None and at_quota:
-        wanted = _rounded(min(limit, whole * _ROOM + limit * _OPEN_SEGMENTS) / nodes)
+        wanted = _round_up(min(limit, whole * _ROOM + limit * _OPEN_SEGMENTS) / nodes)
         if wanted <= quota:
             return
         share = min(1.0, wanted * nodes / whole)
@@ -226,7 +226,7 @@ def _decoded(model: LoopModel, notes: list[str]) -> Iterator[Change]:
         node.decoded_limit + max(0.0, node.free_bytes - min(_KEEP_FREE * node.disk_bytes, _MOST_FREE))
         for node in seen.nodes.values()
     )
-    wanted = _rounded(min(free, whole * _ROOM) / nodes)
+    wanted = _round_up(min(free, whole * _ROOM) / nodes)
     if kept >= 0.6 * limit and wanted > limit / nodes:
         yield _change(
             model,
@@ -253,7 +253,7 @@ def _quota(seen: Observation, bucket: str) -> int | None:
     return None if found is None else found.decoded_quota
 
 
-def _rounded(size: float) -> int:
+def _round_up(size: float) -> int:
     """Round up to whole MiB."""
     return math.ceil(size / (1 << 20)) << 20
 
@@ -316,7 +316,7 @@ def _origin(model: LoopModel) -> Iterator[Change]:
     why = f"{_waits(model)}, and {1 - seen.cached_hits:.0%} of the reads go to the origin of {facts.bucket}"
     quota, nodes = int(bucket.origin["quota"] or 0), max(1, len(seen.nodes))
     room = seen.total("cache_capacity") * _CACHE_FILL
-    wanted = _rounded(min(facts.bytes * _ROOM, room) / nodes)
+    wanted = _round_up(min(facts.bytes * _ROOM, room) / nodes)
     if quota and wanted > quota and loop.epochs >= 1:
         left = max(0.0, 1 - wanted * nodes / facts.bytes)
         yield replace(
@@ -369,7 +369,7 @@ def _read_ahead(model: LoopModel) -> Iterator[Change]:
     more = min(held + free / 2, float(facts.bytes))
     if facts.order != "global" or seeks is None or seeks < WORTH or more < 1.5 * held:
         return
-    each = _rounded(more / max(1, len(seen.nodes)))
+    each = _round_up(more / max(1, len(seen.nodes)))
     yield _change(
         model,
         "read-ahead",
