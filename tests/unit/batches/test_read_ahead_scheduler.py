@@ -217,7 +217,11 @@ def test_windows_reach_the_disk_in_the_order_of_the_epoch() -> None:
     running({"kind": "global"}, story)
 
 
-def test_reads_for_other_nodes_wait_for_the_window_that_brings_their_bytes() -> None:
+def test_reads_for_other_nodes_wait_for_the_window_that_brings_their_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("meshd.batches.read_ahead.scheduler.WAIT_SECONDS", 60.0)
+
     async def story(world: World) -> None:
         def wait(*places: tuple[str, int]) -> asyncio.Task[None]:
             pieces = tuple((path, number * SIZE, SIZE) for path, number in places)
@@ -236,6 +240,7 @@ def test_reads_for_other_nodes_wait_for_the_window_that_brings_their_bytes() -> 
                 work.on_progress()
             await asyncio.sleep(0.02)
             assert [each.done() for each in waiting] == done
+        monkeypatch.setattr("meshd.batches.read_ahead.scheduler.WAIT_SECONDS", 0.1)
         never = wait(("file", 6))
         await asyncio.wait_for(never, 30)  # a window that is late is not waited for without end
 
