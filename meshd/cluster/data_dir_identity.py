@@ -116,8 +116,17 @@ def copy_identity(settings: StoreSettings) -> None:
 
 def restore_identity(settings: StoreSettings) -> None:
     """Writes the identity of a data directory that has none from the copies on its disks, if there are any
-    (blocking). Raises StartupError, OSError."""
-    if read_identity(settings.data_dir) is not None or not (found := _copies(settings)):
+    (blocking). Raises StartupError, also if a disk belongs to another node of the same mesh; OSError."""
+    own, found = read_identity(settings.data_dir), _copies(settings)
+    if own is not None:
+        for disk, identity in found.items():
+            if identity.mesh == own.mesh and identity.node_id != own.node_id:
+                raise StartupError(
+                    f"{disk} is a disk of node {identity.node_id}, and this is {own.node_id}: mount each "
+                    f"disk at its own node. Only if {identity.node_id} no longer uses it, remove "
+                    f"{disk / EXTENTS}"
+                )
+    if own is not None or not found:
         return
     if len(set(found.values())) > 1:
         holders = ", ".join(f"{disk} of {identity.node_id}" for disk, identity in found.items())

@@ -67,3 +67,18 @@ def test_the_disks_say_whose_they_are(tmp_path: Path) -> None:
         mesh.stop(NODE)
         mesh.up(NODE)
         assert mesh[NODE].output().count("rebuilt from the disks") == 2  # refused once, compared once
+
+
+def test_a_disk_of_another_node_is_not_used(tmp_path: Path) -> None:
+    """Also while it is empty: both nodes would write the same files."""
+    disks = {node: ["--disk", str(tmp_path / node / "disk")] for node in ("n1", "n2")}
+    with DaemonCluster.start(2, own=disks) as mesh:
+        mesh.stop("n2")
+        before = mesh["n2"].args
+        mesh["n2"].args = (*before, *disks["n1"])
+        with pytest.raises(DaemonFailedError, match="disk is a disk of node n1, and this is n2: mount each"):
+            mesh.up("n2")
+        mesh["n1"].client().create_bucket(Bucket=BUCKET)
+        mesh["n2"].args = before
+        mesh.up("n2")
+        mesh.await_healthy()
