@@ -7,7 +7,6 @@ import os
 import random
 import select
 import shutil
-import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +145,7 @@ def test_killed_at_random(filled: Path, tmp_path: Path, kind: str, seed: int) ->
                 daemon.kill()
                 daemon.up()
             else:
-                os.kill(daemon.children()["coordinator-0"], signal.SIGKILL)
+                daemon.signal_child("coordinator-0")
         assert ended(daemon, job)["state"] == "done"
         check_made(daemon, kind)
         check_clean(daemon)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import select
-import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ def test_killed_while_objects_move(tmp_path: Path) -> None:
         daemon.up()
         for _ in range(2):
             client.change(10)
-            os.kill(daemon.children()["coordinator-0"], signal.SIGKILL)
+            daemon.signal_child("coordinator-0")
             threading.Event().wait(0.7)
         daemon.kill()
         del daemon.env["MESHD_FAILPOINTS"]

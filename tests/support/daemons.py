@@ -30,6 +30,7 @@ from meshd.process.local_etcd import reserve_port
 from meshd.util.clock import SystemClock
 from meshwire.s3.parse_request import RequestHead
 from meshwire.sigv4 import Credential, sign
+from tests.support.bounded_wait import await_true
 from tests.support.earlier_release import code_path
 from tests.support.fork_server import execute, launch
 
@@ -251,7 +252,8 @@ class Daemon:
         return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
 
     def signal_child(self, name: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to a child; returns its process id."""
+        """Send a signal to a child, when one that ended has been started again; returns its process id."""
+        await_true(lambda: name in self.children())
         pid = self.children()[name]
         os.kill(pid, number)
         return pid
