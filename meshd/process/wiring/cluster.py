@@ -342,10 +342,20 @@ async def _stop_node(node: NodeContext, states: Sequence[DiskState]) -> None:
 
 
 async def replace_disks(node: NodeContext) -> None:
-    """Wait until disks were emptied or removed, or are out of service; take the former out of service, and
-    put empty ones into service."""
+    """Wait until disks were emptied, removed or exchanged, or are out of service. Take those emptied or
+    removed out of service, and put empty ones into service. If one was exchanged for another with files, end
+    the node: this one is not written any more, and the next start finds which disk is where."""
     monitors = _disk_monitors(node)
     await poll_in_thread(lambda: any(each.misses_disks() for each in monitors), _PRESENCE_INTERVAL)
+    exchanged = await asyncio.to_thread(node.store.disk_health.exchanged_disks)
+    if exchanged:
+        _disk_log.critical(
+            "another disk was mounted in the place of one in use: the node stops; mount the right one, and "
+            "start it again",
+            extra={"disk": ", ".join(state.path for state in exchanged)},
+        )
+        await _stop_node(node, exchanged)
+        return
     for monitor in monitors:
         await monitor.check_missing_disks()
 

@@ -63,6 +63,9 @@ _PROBE: Final = bytes(4096)
 _INDEX_FULL: Final = (
     "holds the index and is full: the node refuses writes; free space there (ShardmeshIndexFull)"
 )
+_EXCHANGED: Final = (
+    "another disk was mounted in its place: the node has stopped; mount the right one, and start it again"
+)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -292,7 +295,7 @@ class DiskHealthMonitor:
         Returns True if a disk has failed a probe without being retired: probe again soon. Raises StoreError.
         """
         async with self._lock:
-            return await self._probe_all()
+            return not await self._run(self.exchanged_disks) and await self._probe_all()
 
     async def _probe_all(self) -> bool:
         await self._probe_index()
@@ -316,14 +319,22 @@ class DiskHealthMonitor:
         await self._apply_disk_changes()
         return bool(self._failures)
 
+    def exchanged_disks(self) -> list[DiskState]:
+        """Returns the disks in whose place there is another one, with all its files (blocking). They are not
+        retired: which disk is where is found when the node starts."""
+        found = [root for disk, root in self._disks.roots.items() if self._disks.is_exchanged(disk)]
+        return [DiskState(str(root), False, _EXCHANGED) for root in found]
+
     def misses_disks(self) -> bool:
-        """Returns True if a disk was emptied or unmounted, or is not in service (blocking)."""
+        """Returns True if a disk was emptied, unmounted or exchanged, or is not in service (blocking)."""
         roots = self._disks.roots
         return len(roots) < len(self._wanted) or not all(map(self._disks.is_present, roots))
 
     async def check_missing_disks(self) -> None:
         """Checks for missing disks like `probe_disks`, but without I/O probes."""
         async with self._lock:
+            if await self._run(self.exchanged_disks):
+                return
             roots = dict(self._disks.roots)
             gone = await self._run(lambda: [disk for disk in roots if not self._disks.is_present(disk)])
             for disk in gone:

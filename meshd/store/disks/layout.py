@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -123,6 +124,14 @@ def is_mounted(root: Path) -> bool:
     return os.stat(root).st_dev != os.stat(root.parent).st_dev
 
 
+def _place(path: str) -> tuple[int, int] | None:
+    """Returns device and inode of a directory; None if it cannot be looked at."""
+    with suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return None
+
+
 class Disks:
     """The disks of one store: `roots` maps the numbers of those in service to their directories; `lost` those
     that failed or are missing.
@@ -134,6 +143,9 @@ class Disks:
         self.lost: Mapping[int, Path] = dict(lost or {})
         self._readable: Mapping[int, str] = {}
         self._refresh: Callable[[], None] = lambda: None
+        self._places: dict[
+            int, tuple[int, int] | None
+        ] = {}  # device and inode, when the disk was put into service
         self._set_roots(dict(sorted(roots.items())))
 
     def _set_roots(self, roots: Mapping[int, Path]) -> None:
@@ -142,6 +154,7 @@ class Disks:
         lost = {number: str(root / EXTENTS) for number, root in self.lost.items()}
         self._paths = {**self._readable, **lost, **self._bases}
         self._numbers = tuple(roots)
+        self._places = {number: self._places.get(number) or _place(self._bases[number]) for number in roots}
 
     def __repr__(self) -> str:
         return f"<Disks {self.roots}>"
@@ -161,9 +174,17 @@ class Disks:
             self._set_roots({**self.roots, disk: root})
 
     def is_present(self, disk: int) -> bool:
-        """Returns True if a disk is in service and was not emptied or unmounted."""
+        """Returns True if a disk is in service and was not emptied, unmounted or exchanged."""
         base = self._bases.get(disk) or self._readable.get(disk)
-        return base is not None and os.path.exists(f"{base}/{MARKER}")
+        return base is not None and os.path.exists(f"{base}/{MARKER}") and not self.is_exchanged(disk)
+
+    def is_exchanged(self, disk: int) -> bool:
+        """Returns True if another disk was mounted, or another directory put, in the place of a disk that is
+        in service. An empty one does not count."""
+        before, base = self._places.get(disk), self._bases.get(disk)
+        if before is None or base is None or not os.path.exists(f"{base}/{MARKER}"):
+            return False
+        return _place(base) not in (before, None)
 
     def retire_disk(self, disk: int) -> None:
         """Takes a disk out of service: nothing is placed there any more, and scans skip it. Idempotent."""

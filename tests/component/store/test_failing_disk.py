@@ -351,3 +351,48 @@ def _open_with_index(place: Path, index: Path) -> Store:
     settings = dataclasses.replace(_settings(place, "one"), index_dir=index)
     Store.recover(settings)
     return Store.open(settings, writer="s", clock=ManualClock())
+
+
+def test_an_exchanged_disk_is_told_and_not_retired(tmp_path: Path) -> None:
+    """Another directory with files is in its place: its data is elsewhere, not lost."""
+
+    async def run() -> None:
+        for disk in ("one", "two"):
+            (tmp_path / disk).mkdir()
+        with closing(_open(tmp_path, "one", "two")) as store:
+            for key, body in BODIES.items():
+                await put_object(store, key, body, size=len(body))
+            health, every = store.disk_health, _all(store)
+            shutil.copytree(tmp_path / "two", tmp_path / "copy")
+            assert not health.misses_disks()
+            (tmp_path / "two").rename(tmp_path / "real")
+            (tmp_path / "copy").rename(tmp_path / "two")
+            assert health.misses_disks()
+            await health.check_missing_disks()
+            assert not await health.probe_disks()
+            [state] = health.exchanged_disks()
+            assert state.path == str(tmp_path / "two")
+            assert not store._disks.lost
+            (tmp_path / "two").rename(tmp_path / "copy")
+            (tmp_path / "real").rename(tmp_path / "two")
+            assert not health.misses_disks()
+            assert not health.exchanged_disks()
+            for key, record in every.items():
+                assert store.read_range(record, 0, record.size) == BODIES[key]
+
+    asyncio.run(run())
+
+
+def test_a_file_that_an_exchanged_disk_lacks_is_no_lost_object(tmp_path: Path) -> None:
+    async def run() -> None:
+        (tmp_path / "one").mkdir()
+        with closing(_open(tmp_path, "one")) as store:
+            shutil.copytree(tmp_path / "one", tmp_path / "copy")
+            await put_object(store, "k", b"1" * LARGE, size=LARGE)
+            record = _all(store)["k"]
+            (tmp_path / "one").rename(tmp_path / "real")
+            (tmp_path / "copy").rename(tmp_path / "one")
+            with pytest.raises(QuarantinedError):
+                store.read_range(record, 0, record.size)
+
+    asyncio.run(run())
