@@ -15,7 +15,7 @@ from meshsdk.client.object_loads import MAX_KEYS, SMALL_BYTES, load_objects
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from meshsdk.cli.cp import Copy
+    from meshsdk.cli.copy_task import Copy
     from meshsdk.client.s3_client import Client
 
 _LEAST: Final = 32

@@ -16,7 +16,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -24,6 +23,7 @@ import click
 
 from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, error_code, report_error, shared_options
+from meshsdk.cli.copy_task import Copy
 from meshsdk.cli.copy_windows import loaded_windows
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, Standard, relative_name
 from meshsdk.errors import (
@@ -44,18 +44,6 @@ if TYPE_CHECKING:
     from meshsdk.cli.path_arguments import Location
     from meshsdk.client.s3_client import Client
     from meshwire.s3.result_types import ObjectEntry
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """One object or file to copy; `size` in bytes, None if unknown before reading; `modified_ms` of the
-    source.
-    """
-
-    source: Location
-    target: Location
-    size: int | None
-    modified_ms: int | None = None
 
 
 @click.command()

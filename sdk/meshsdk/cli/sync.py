@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import click
 
 from meshsdk.cli.command_base import EXIT_FAILED, report_error, shared_options
-from meshsdk.cli.cp import Copy, is_folder_marker, report_left_out, run_copies, walk
+from meshsdk.cli.copy_task import Copy
+from meshsdk.cli.cp import is_folder_marker, report_left_out, run_copies, walk
 from meshsdk.cli.path_arguments import Local, LocationType, Remote, relative_name
 from meshsdk.errors import ConfigurationError, MeshError, NotFoundError
 
