@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -95,11 +96,24 @@ def mesh(place: Path) -> Iterator[DaemonCluster]:
         yield found
 
 
-def _middle(file: Path) -> int:
-    """Where on its device the second half of a file begins."""
-    found = re.search(r" 0: +0\.\. *(\d+): +(\d+)\.\.", _run("filefrag", "-v", "-b512", str(file)))
-    assert found is not None
-    return (int(found[2]) + int(found[1]) // 2) // 8 * 4096
+def _middle_of_largest(place: Path, prefix: str) -> int:
+    """Where on its device the second half of the largest object with a prefix begins."""
+    found = list[tuple[int, int, Path]]()
+    for file in place.glob("extents/*/*.tar"):
+        with tarfile.open(file) as members:
+            found += [(each.size, each.offset_data, file) for each in members if each.name.startswith(prefix)]
+    size, offset, file = max(found)
+    return _place_on_device(file, offset + size // 2)
+
+
+def _place_on_device(file: Path, offset: int) -> int:
+    """The offset on its device, in bytes, of the block of a file with this offset."""
+    block = offset // 4096
+    for line in _run("filefrag", "-v", "-b4096", str(file)).splitlines():
+        extent = re.match(r" *\d+: +(\d+)\.\. *(\d+): +(\d+)\.\.", line)
+        if extent is not None and int(extent[1]) <= block <= int(extent[2]):
+            return (int(extent[3]) + block - int(extent[1])) * 4096
+    raise AssertionError(f"{file} has no block {block}")
 
 
 def _end_device(place: Path, size: int) -> None:
@@ -157,7 +171,7 @@ def _state(mesh: DaemonCluster, node_id: str) -> str:
 def test_a_device_that_gives_errors_and_one_that_is_unmounted(mesh: DaemonCluster, place: Path) -> None:
     bodies = _fill(mesh, 16, "real")
     os.sync()
-    _end_device(place, _middle(max((place / "two").glob("extents/*/*.tar"), key=os.path.getsize)))
+    _end_device(place, _middle_of_largest(place / "two", "disks/real"))
     with timed("EIO under data: every object read at every node"):
         _read_everywhere(mesh, bodies)  # also what begins on sound sectors: it goes on from another node
     assert mesh.metric("n2", "meshd_reads_continued_total") or not _serves(mesh)
