@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from meshsdk.cli.copy_windows import loaded_windows
 from meshsdk.cli.copy_task import Copy
+from meshsdk.cli.copy_windows import loaded_windows
 from meshsdk.cli.path_arguments import Local, Remote
 
 if TYPE_CHECKING:
