@@ -295,7 +295,7 @@ class DiskHealthMonitor:
         Returns True if a disk has failed a probe without being retired: probe again soon. Raises StoreError.
         """
         async with self._lock:
-            return not await self._run(self.exchanged_disks) and await self._probe_all()
+            return await self._probe_all()
 
     async def _probe_all(self) -> bool:
         await self._probe_index()
@@ -307,6 +307,8 @@ class DiskHealthMonitor:
                 if not await self._probes.probe(root, partial(probe_disk, root, disk)):
                     continue
             except OSError as error:
+                if await self._run(lambda disk=disk: self._disks.is_exchanged(disk)):
+                    continue  # it is another disk that fails
                 failures = self._failures[disk] = self._failures.get(disk, 0) + 1
                 metrics.store_disk_errors.labels("failed").inc()
                 _log.warning("a disk probe failed", extra={"disk": str(root), "why": str(error)})

@@ -143,9 +143,8 @@ class Disks:
         self.lost: Mapping[int, Path] = dict(lost or {})
         self._readable: Mapping[int, str] = {}
         self._refresh: Callable[[], None] = lambda: None
-        self._places: dict[
-            int, tuple[int, int] | None
-        ] = {}  # device and inode, when the disk was put into service
+        self._places: dict[int, tuple[int, int] | None] = {}
+        """Device and inode of the disks in service, as they were when they were put into service."""
         self._set_roots(dict(sorted(roots.items())))
 
     def _set_roots(self, roots: Mapping[int, Path]) -> None:
