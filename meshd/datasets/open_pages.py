@@ -29,22 +29,21 @@ MAX_PAGES: Final = 131_072
 _MAX_COLUMNS: Final = 2 * MAX_PAGES
 """Pages that a process keeps open, and columns of them, which take about 600 bytes each. To open a page costs
 as much as to use it 25 times."""
-_MAX_LISTED: Final = (
-    4 * MAX_PAGES
-)  # pages, open or not, of all snapshots that have a list; of one in any case
-_MAX_SPARED: Final = 64  # pages at a time
+_MAX_LISTED: Final = 4 * MAX_PAGES
+"""Pages, open or not, of all snapshots that have a list; one snapshot has it in any case."""
+_MAX_SECOND_CHANCES: Final = 64  # for one page that is closed
 _PORTION: Final = 4096  # bytes
 _ZERO: Final = memoryview(b"\0")
 
 
 class _Entry:
-    """A page, None once it is closed. `witness`: one byte, the last of the document that is no zero; `used`:
-    it was opened or used since it was last spared."""
+    """A page, None once it is closed. `witness`: one byte, the last of the document that is no zero;
+    `referenced`: it was opened or used since it got its last second chance."""
 
-    __slots__ = ("page", "used", "witness")
+    __slots__ = ("page", "referenced", "witness")
 
     def __init__(self, page: Page | None, witness: memoryview) -> None:
-        self.page, self.witness, self.used = page, witness, True
+        self.page, self.witness, self.referenced = page, witness, True
 
 
 _CLOSED: Final = _Entry(None, _ZERO)
@@ -88,7 +87,7 @@ class OpenPageCache:
                 if page is None:
                     page = open_page(snapshot, number)
                 entry = entries[number] = self._pages.get(digest, _CLOSED)
-            entry.used = True
+            entry.referenced = True
             found.append(page)
         return found
 
@@ -100,7 +99,7 @@ class OpenPageCache:
             self._pages[digest] = entry
             self._columns += _column_count(page)
             while len(self._pages) > MAX_PAGES or (self._columns > _MAX_COLUMNS and len(self._pages) > 1):
-                self._close(self._unused())
+                self._close(self._choose_victim())
 
     def clear(self) -> None:
         """Close all pages."""
@@ -117,13 +116,13 @@ class OpenPageCache:
                 self._close(digest)
             return entry.page
 
-    def _unused(self) -> bytes:
-        """Return the page to close next; a page that was used is spared once."""
-        for _ in range(_MAX_SPARED):
+    def _choose_victim(self) -> bytes:
+        """Return the page to close next; a page that was used gets a second chance."""
+        for _ in range(_MAX_SECOND_CHANCES):
             digest, entry = next(iter(self._pages.items()))
-            if not entry.used:
+            if not entry.referenced:
                 break
-            entry.used = False
+            entry.referenced = False
             self._pages.move_to_end(digest)
         return next(iter(self._pages))
 

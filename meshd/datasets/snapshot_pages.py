@@ -237,12 +237,12 @@ class SnapshotPages:
 
     def open_pages(self, snapshot: PagedSnapshot, numbers: Sequence[int]) -> list[Page]:
         """Return pages. Raises BatchError Busy, SnapshotChanged, if this node no longer has one of them."""
-        return self._open_pages.pages_of(snapshot, numbers, self._opened_now)
+        return self._open_pages.pages_of(snapshot, numbers, self._open_page)
 
-    def _opened_now(self, snapshot: PagedSnapshot, number: int) -> Page:
+    def _open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open a page that is closed (blocking). Raises BatchError as `open_pages`."""
         try:
-            return self._open_page(snapshot, number)
+            return self._open_stored_page(snapshot, number)
         except (ColumnError, StoreError, OSError) as error:
             self._damaged.add(snapshot.table.hash_of(number))
             self._catalog.forget_snapshot(snapshot.hash)  # what reads it next makes the page again
@@ -292,7 +292,7 @@ class SnapshotPages:
                     found.append(number)
                 continue
             try:
-                self._open_page(snapshot, number)
+                self._open_stored_page(snapshot, number)
             except (ColumnError, StoreError, OSError):
                 found.append(number)
         return found
@@ -323,7 +323,7 @@ class SnapshotPages:
                 detail={"url": f"s3://{bucket}/{key}", "snapshot": snapshot.hash},
             )
 
-    def _open_page(self, snapshot: PagedSnapshot, number: int) -> Page:
+    def _open_stored_page(self, snapshot: PagedSnapshot, number: int) -> Page:
         """Open and verify a page (blocking). Raises ColumnError, StoreError, OSError."""
         try:
             page, document = self._read_stored(snapshot, number)
@@ -336,7 +336,8 @@ class SnapshotPages:
 
     def _read_stored(self, snapshot: PagedSnapshot, number: int) -> tuple[Page, Buffer]:
         """Return a page that is in the store, and its document. One that was checked when it was written
-        needs only the checksum of the store, which costs an eighth of all checks. Raises as `_open_page`."""
+        needs only the checksum of the store, which costs an eighth of all checks. Raises ColumnError,
+        StoreError, OSError."""
         facts = snapshot.facts(number)
         document, mark, checksum = self._marked_document(self._page_name(snapshot, number))
         page = open_marked_page(document, snapshot.kind, facts, mark) if mark else None

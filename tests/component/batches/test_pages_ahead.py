@@ -116,13 +116,13 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(snapshot_pages, "_CHECKED", 0)
     monkeypatch.setattr(paged_columns, "_JOINED_SAMPLES", 0)  # as if it were large
     monkeypatch.setattr(page_prefetcher, "AHEAD_STEPS", 4)
-    made, open_it = Node(tmp_path), SnapshotPages._open_page
+    made, open_it = Node(tmp_path), SnapshotPages._open_stored_page
 
     def opening(pages: SnapshotPages, snapshot: PagedSnapshot, number: int) -> Any:
         made.opened.append((number, threading.current_thread() is threading.main_thread()))
         return open_it(pages, snapshot, number)
 
-    monkeypatch.setattr(SnapshotPages, "_open_page", opening)
+    monkeypatch.setattr(SnapshotPages, "_open_stored_page", opening)
     yield made
     made.close()
 

@@ -78,7 +78,7 @@ def test_pages_that_were_not_used_are_closed_first(monkeypatch: pytest.MonkeyPat
     opener = Opener()
     snapshot = opener.snapshot("x", 12)
     opener.pages(snapshot, range(4))
-    opener.pages(snapshot, [4])  # all were used, and are spared once: page 0 is closed
+    opener.pages(snapshot, [4])  # all were used, and get a second chance: page 0 is closed
     opener.pages(snapshot, [1, 3])
     opener.pages(snapshot, [5])  # closes page 2: page 1 was used
     opener.opened.clear()
