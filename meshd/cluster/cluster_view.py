@@ -168,6 +168,8 @@ class ClusterView:
         as that version: if the process was suspended, a newer map may arrive before the messages that
         waited."""
         version = self.current_map().version
+        if self._standalone_map is not None:
+            return version
         return version if self.lease_valid else min(version, self._lease_state()[0])
 
     @property

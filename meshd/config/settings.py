@@ -51,6 +51,8 @@ class StoreSettings:
     disk_type: DiskType = "auto"
     """What the disks are: on rotational ones, coming batches are read ahead in the order of the disk. auto:
     as the kernel reports it; virtual disks and network file systems count as solid-state."""
+    space_check_seconds: float = 0.1
+    """While disks have ample free space, it is measured no more often than this. 0: for each commit group."""
     any_index_file_system: bool = False
     """Whether the index may be on a network file system."""
     family: int = 0

@@ -54,6 +54,11 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: Origin | None = None
     decoded_quota: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a bucket of objects without an origin."""
+        return not self.view and self.origin is None
+
 
 class BucketExistsError(ControlError):
     """The name is taken; `bucket` is the existing one if it still exists."""
@@ -86,7 +91,7 @@ class BucketTable:
     def is_plain(self, name: str) -> bool:
         """Returns True unless the bucket is a view or has an origin. Takes about a microsecond."""
         found = self._documents.current().get(name)
-        return found is None or (not found.view and found.origin is None)
+        return found is None or found.is_plain
 
     def replica_count(self, name: str) -> int:
         """Returns the replica count of a bucket; 0 for the mesh's default."""

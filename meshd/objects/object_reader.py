@@ -26,7 +26,7 @@ from meshwire.s3.result_types import ObjectHead
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from meshd.control.buckets import BucketTable
+    from meshd.control.buckets import Bucket, BucketTable
     from meshd.store.api import StoreReader
     from meshd.store.records import Record, Span, Upload
     from meshwire.http_values.conditional_requests import Conditions
@@ -60,6 +60,14 @@ class VersionLookup:
         if self.bucket_created(name) != born:
             raise S3Error("NoSuchBucket", extra={"BucketName": name})
 
+    def write_settings(self, name: str, born: int, writer: str, acl: Acl | None) -> tuple[str, Versioning]:
+        """Return the owner of an object that `writer` writes with this ACL, and the bucket's versioning
+        status. Raises S3Error as `require_same_bucket` does."""
+        bucket = self._buckets.get(name)
+        if bucket is None or bucket.created_ms != born:
+            raise S3Error("NoSuchBucket", extra={"BucketName": name})
+        return _owner_in(bucket, writer, acl), bucket.versioning
+
     def versioning_of(self, bucket: str) -> Versioning:
         """Return the bucket's present versioning status."""
         found = self._buckets.get(bucket)
@@ -74,10 +82,7 @@ class VersionLookup:
         """Return the owner of an object that `writer` writes with this ACL: the bucket's owner, if its
         ownership setting says so."""
         found = self._buckets.get(bucket)
-        if found is None or found.ownership in {"", "ObjectWriter"}:
-            return writer
-        given = acl is not None and acl.canned == "bucket-owner-full-control"
-        return found.owner if given or found.ownership == "BucketOwnerEnforced" else writer
+        return writer if found is None else _owner_in(found, writer, acl)
 
     def expiration_headers(self, bucket: str, key: str, record: Record) -> Mapping[str, str]:
         """Return x-amz-expiration of a current object, if a lifecycle rule will remove it."""
@@ -252,6 +257,13 @@ def _check_conditions(conditions: Conditions, record: Record, version: str) -> N
         raise not_modified_error(_object_head(record, version))
     if failed:
         raise precondition_failed(failed)
+
+
+def _owner_in(bucket: Bucket, writer: str, acl: Acl | None) -> str:
+    if bucket.ownership in {"", "ObjectWriter"}:
+        return writer
+    given = acl is not None and acl.canned == "bucket-owner-full-control"
+    return bucket.owner if given or bucket.ownership == "BucketOwnerEnforced" else writer
 
 
 def _object_head(

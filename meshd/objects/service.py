@@ -79,11 +79,12 @@ class ObjectService:
             writer = self._replicated.writer(operation.bucket, operation.key, size=body.size)
             try:
                 await write_body(writer, body, operation)
-                meta = self._meta(operation, identity, body.digest())
-                self._versions.require_same_bucket(operation.bucket, born)
-                setting = self._versions.versioning_of(operation.bucket)
+                owner, versioning = self._versions.write_settings(
+                    operation.bucket, born, identity.user_id, operation.acl
+                )
+                meta = self._meta(operation, owner, body.digest())
                 record = await writer.commit(
-                    meta, conditions=operation.conditions, versioning=setting, context=context
+                    meta, conditions=operation.conditions, versioning=versioning, context=context
                 )
             except BaseException:
                 await writer.abort()
@@ -91,14 +92,14 @@ class ObjectService:
         await self.finish_write(operation.bucket, operation.key, record, context=context)
         return self.stored(operation, record)
 
-    def _meta(self, operation: PutObject, identity: Identity, digest: BodyDigest) -> Meta:
+    def _meta(self, operation: PutObject, owner: str, digest: BodyDigest) -> Meta:
         return Meta(
             etag=digest.md5_hex,
             headers=dict(operation.headers.system),
             metadata=dict(operation.headers.metadata),
             checksums=dict(digest.checksums),
             checksum_type="FULL_OBJECT",
-            owner=self._versions.owner_for_write(operation.bucket, identity.user_id, operation.acl),
+            owner=owner,
             tags=dict(operation.tags),
             acl=operation.acl,
             through=self.writes_through(operation.bucket),
@@ -127,16 +128,16 @@ class ObjectService:
         `remaining_steps` finishes the write. `born`: see `VersionLookup.bucket_created`. Raises S3Error
         NoSuchBucket, StoreError."""
         assert self._small is not None
-        meta = self._meta(operation, identity, digest)
-        self._versions.require_same_bucket(operation.bucket, born)
-        setting = self._versions.versioning_of(operation.bucket)
+        owner, versioning = self._versions.write_settings(
+            operation.bucket, born, identity.user_id, operation.acl
+        )
         return self._small.commit_small(
             operation.bucket,
             operation.key,
             data,
-            meta,
+            self._meta(operation, owner, digest),
             conditions=operation.conditions,
-            versioning=setting,
+            versioning=versioning,
             context=context,
         )
 

@@ -188,7 +188,7 @@ def _origin_form(target: str) -> str:
 # --- the trace ----------------------------------------------------------------------------------------------
 
 CLIENT_GONE = 499
-_LATER = 0.01  # seconds
+_LATER = 0.05  # seconds
 # Not counted as client activity.
 _BACKGROUND = ("/-/peer/moves/", "/-/healthy", "/-/ready", "/-/map", "/metrics")
 
@@ -218,20 +218,23 @@ class _DeferredCounters:
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[str, int], list[float]] = {}
-        self._sent = 0
+        self._received = self._sent = 0
 
-    def add(self, operation: str, status: int, seconds: float, sent: int) -> None:
+    def add(self, operation: str, status: int, seconds: float, received: int, sent: int) -> None:
         if not self._seconds:
             asyncio.get_running_loop().call_later(_LATER, self.flush)
         self._seconds.setdefault((operation, status), []).append(seconds)
+        self._received += received
         self._sent += sent
 
     def flush(self) -> None:
-        seconds, sent = self._seconds, self._sent
-        self._seconds, self._sent = {}, 0
+        seconds, received, sent = self._seconds, self._received, self._sent
+        self._seconds, self._received, self._sent = {}, 0, 0
         for (operation, status), took in seconds.items():
             _count(operation, status).inc(len(took))
             _seconds(operation).observe_all(took)
+        if received:
+            _received.inc(received)
         if sent:
             _sent.inc(sent)
 
@@ -319,14 +322,14 @@ class RequestTrace:
         if type(self.target) is not str or not self.target.startswith(_BACKGROUND):
             shared_counters.mark_client_activity(now)
         if later:
-            _later.add(self.operation, status, seconds, self.sent)
+            _later.add(self.operation, status, seconds, self.received, self.sent)
         else:
             _count(self.operation, status).inc()
             _seconds(self.operation).observe(seconds)
+            if self.received:
+                _received.inc(self.received)
             if self.sent:
                 _sent.inc(self.sent)
-        if self.received:
-            _received.inc(self.received)
         if self.span is not None:
             self._end_span(self.span, status, seconds)
         if self._audit is not None:

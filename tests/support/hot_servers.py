@@ -15,7 +15,7 @@ import msgspec
 
 from meshd.batches.assembly.assembler_client import AssemblerClient
 from meshd.cluster.cluster_view import ClusterView, single_node_map
-from meshd.config import NodeSettings, StoreSettings
+from meshd.config import HttpSettings, NodeSettings, StoreSettings
 from meshd.control.buckets import Bucket, BucketTable
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.deleted_documents import DeletedDocumentTable
@@ -113,12 +113,14 @@ class Pair:
     """Both servers over one filled store. `loop` runs them while something is asked; `embedded`: whether the
     control state is in LMDB, as that of a standalone node, or in memory."""
 
-    def __init__(self, *, embedded: bool = False) -> None:
+    def __init__(self, *, embedded: bool = False, http: HttpSettings | None = None) -> None:
         self._embedded = embedded
         self._control: EmbeddedControl | None = None
         self._place = Path(tempfile.mkdtemp(prefix="hot-"))
         self.loop, self.clock = asyncio.new_event_loop(), ManualClock(NOW * 10**9)
-        self._settings = NodeSettings("n", StoreSettings.at(self._place, durability="relaxed"))
+        self._settings = NodeSettings(
+            "n", StoreSettings.at(self._place, durability="relaxed"), http=http or HttpSettings()
+        )
         self.store = Store.open(self._settings.store, writer="w0", clock=self.clock)
         self._uses = UsageFile(self._settings.last_used_path, self.clock)
         self.loop.run_until_complete(self._open())

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from meshd.store.records import Record
     from meshwire.s3.parse_request import RequestHead
     from meshwire.s3.responses import RenderedResponse
+    from meshwire.s3.result_types import ObjectStored
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class SmallPutPath:
     def __init__(self, deps: ServerServices, admission: RequestAdmission) -> None:
         self._deps, self._admission = deps, admission
         self._most = min(HASHED_INLINE, deps.objects.small_bytes)
+        self._incomplete = IncompleteBodies(deps.http.body_timeout)
 
     def __repr__(self) -> str:
         return f"<SmallPutPath of up to {self._most} bytes>"
@@ -77,7 +79,7 @@ class SmallPutPath:
         trace.suspend()
         if admitted is None:
             return False
-        put = PendingPut(deps, connection, data[:body_at], admitted, trace)
+        put = PendingPut(deps, connection, data[:body_at], admitted, trace, self._incomplete)
         connection.leave_to(put, put.client_lost)
         put.begin(data[body_at:], expects_continue="expect" in head.headers)
         return True
@@ -86,18 +88,21 @@ class SmallPutPath:
         self, connection: Connection, head: RequestHead, size: int, trace: RequestTrace
     ) -> _Admitted | None:
         deps, operation = self._deps, parse_request(head)
-        if type(operation) is not PutObject or not deps.bucket_table.is_plain(operation.bucket):
+        if type(operation) is not PutObject:
+            return None
+        bucket = deps.bucket_table.get(operation.bucket)
+        if bucket is None or not bucket.is_plain:
             return None
         if MEMBER_SEPARATOR in operation.key or unpack_options(operation.headers.metadata) is not None:
             return None
         trace.extra_headers = common_headers(deps, head, operation.bucket)
         trace.operation, trace.target = operation_name(operation), operation
         signer = self._admission.admit(head, operation, connection, trace).signer
-        claim, born = signer.claim, deps.versions.bucket_created(operation.bucket)
-        if not born or not isinstance(claim, Claim) or claim.payload_hash in STREAMING_PAYLOADS:
+        claim = signer.claim
+        if not isinstance(claim, Claim) or claim.payload_hash in STREAMING_PAYLOADS:
             return None
         verifier = BodyVerifier(operation.digests, claim.payload_hash)
-        return _Admitted(operation, signer.identity, verifier, size, born, head.raw_path)
+        return _Admitted(operation, signer.identity, verifier, size, bucket.created_ms, head.raw_path)
 
 
 class _Admitted(NamedTuple):
@@ -111,6 +116,34 @@ class _Admitted(NamedTuple):
     path: str
 
 
+class IncompleteBodies:
+    """PUTs whose bodies have not arrived. A client that sends nothing for `seconds` leaves the fast path: one
+    timer for all of them, because one for each costs as much as reading the body."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._pause = seconds, min(5.0, seconds / 4)
+        self._puts: set[PendingPut] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<IncompleteBodies {len(self._puts)}>"
+
+    def add(self, put: PendingPut) -> None:
+        self._puts.add(put)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._scan)
+
+    def discard(self, put: PendingPut) -> None:
+        self._puts.discard(put)
+
+    def _scan(self) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time() - self._seconds
+        for put in [put for put in self._puts if put.last_received < latest]:
+            put.hand_over()
+        self._timer = loop.call_later(self._pause, self._scan) if self._puts else None
+
+
 class PendingPut(PendingResponse):
     """Collects the body of one PUT, commits it and sends the response."""
 
@@ -121,12 +154,13 @@ class PendingPut(PendingResponse):
         request: bytes,
         admitted: _Admitted,
         trace: RequestTrace,
+        incomplete: IncompleteBodies,
     ) -> None:
         super().__init__(connection, request)
         self._deps, self._connection, self._admitted, self._trace = deps, connection, admitted, trace
+        self._incomplete = incomplete
         self._body: bytes | bytearray = b""
         self._committing = self._answered = self._lost = False
-        self._timer: asyncio.TimerHandle | None = None
         self._finish: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -135,6 +169,11 @@ class PendingPut(PendingResponse):
     @property
     def response_started(self) -> bool:
         return self._answered
+
+    @property
+    def last_received(self) -> float:
+        """When the client last sent data, on the loop's clock."""
+        return self._connection.last_received
 
     @property
     def closes_connection(self) -> bool:
@@ -150,8 +189,7 @@ class PendingPut(PendingResponse):
             self._commit()
         else:
             self._body = bytearray(body)
-            patience = self._deps.http.body_timeout
-            self._timer = asyncio.get_running_loop().call_later(patience, self._hand_over)
+            self._incomplete.add(self)
 
     # --- called by the connection ---------------------------------------------------------------------------
 
@@ -170,7 +208,7 @@ class PendingPut(PendingResponse):
     def input_ended(self) -> None:
         """The client has closed its side: the regular path refuses a body that ended early."""
         if not self._committing:
-            self._hand_over()
+            self.hand_over()
 
     def client_lost(self) -> None:
         """The client is gone. What is being committed is still committed."""
@@ -182,14 +220,14 @@ class PendingPut(PendingResponse):
 
     def _commit(self) -> None:
         self._committing = True
-        self._cancel_timer()
+        self._incomplete.discard(self)
         deps, (operation, identity, verifier, _, born, _) = self._deps, self._admitted
         body = bytes(self._body)
         try:
             verifier.update(body)
             digest = verifier.finish()
         except S3Error:
-            self._hand_over()
+            self.hand_over()
             return
         try:
             with deps.control_snapshot():
@@ -199,7 +237,7 @@ class PendingPut(PendingResponse):
             self._refuse(error)
             return
         except Exception:  # also a closing store; the regular path names the error
-            self._hand_over()
+            self.hand_over()
             return
         if self._trace.span is not None:
             ended = partial(tracing.record_until_done, self._trace.span, "commit", tracing.now())
@@ -208,15 +246,17 @@ class PendingPut(PendingResponse):
 
     def _on_commit(self, future: asyncio.Future[Record]) -> None:
         if future.cancelled() or future.exception() is not None:
-            self._hand_over()
+            self.hand_over()
             return
         record, operation = future.result(), self._admitted.operation
+        objects = self._deps.objects
         try:
             with self._deps.control_snapshot():
-                steps = self._deps.objects.remaining_steps(operation.bucket, operation.key, record)
-            if steps is None:
-                self._respond(record)
-            else:
+                steps = objects.remaining_steps(operation.bucket, operation.key, record)
+                stored = objects.stored(operation, record) if steps is None else None
+            if stored is not None:
+                self._respond(stored)
+            elif steps is not None:
                 self._finish = asyncio.get_running_loop().create_task(self._finish_write(steps, record))
         except Exception:
             self._fail()
@@ -224,7 +264,9 @@ class PendingPut(PendingResponse):
     async def _finish_write(self, steps: Awaitable[None], record: Record) -> None:
         try:
             await steps
-            self._respond(record)
+            with self._deps.control_snapshot():
+                stored = self._deps.objects.stored(self._admitted.operation, record)
+            self._respond(stored)
         except S3Error as error:
             self._refuse(error)
         except Exception:
@@ -235,11 +277,9 @@ class PendingPut(PendingResponse):
         if not self._answered:
             self._refuse(S3Error("InternalError"))
 
-    def _respond(self, record: Record) -> None:
-        trace, operation = self._trace, self._admitted.operation
-        with self._deps.control_snapshot():
-            trace.result = stored = self._deps.objects.stored(operation, record)
-        self._send(render(operation, stored, trace.request_id))
+    def _respond(self, stored: ObjectStored) -> None:
+        self._trace.result = stored
+        self._send(render(self._admitted.operation, stored, self._trace.request_id))
 
     def _refuse(self, error: S3Error) -> None:
         self._trace.code = error.code
@@ -259,9 +299,9 @@ class PendingPut(PendingResponse):
         self._read_on()
         self._connection.pending_ended(self)
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
         """Have the regular path execute the request, of which nothing was stored."""
-        self._cancel_timer()
+        self._incomplete.discard(self)
         if self._client_gone:
             self._end()
             return
@@ -277,15 +317,10 @@ class PendingPut(PendingResponse):
 
     def _end(self) -> None:
         """Count a request whose client did not wait for the response."""
-        self._cancel_timer()
+        self._incomplete.discard(self)
         self._trace.received = len(self._body)
         self._trace.finish(CLIENT_GONE, later=True)
         self._connection.pending_ended(self)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def _body_size(head: RequestHead) -> int:

@@ -289,10 +289,15 @@ def has_free_space(path: str, wanted: int, reserves: int = 1) -> bool:
     return free_above_reserve(path, reserves) > wanted
 
 
+def index_free_space(path: str, reserves: int = 1) -> int:
+    """Returns the bytes by which the index may grow. Its reserve is half of the data's: the index usually
+    shares a file system with a disk, and deletes must still work when that disk takes no more data."""
+    return free_above_reserve(path, 2 * reserves)
+
+
 def index_has_free_space(path: str, reserves: int = 1) -> bool:
-    """Returns True if the index may grow. Its reserve is half of the data's: the index usually shares a file
-    system with a disk, and deletes must still work when that disk takes no more data."""
-    return free_above_reserve(path, 2 * reserves) > 0
+    """Returns True if the index may grow."""
+    return index_free_space(path, reserves) > 0
 
 
 def is_on_disk(path: Path, disks: Iterable[Path]) -> bool:

@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from meshd.store.disks.disk_type import RotationalDisks
-from meshd.store.disks.layout import index_has_free_space, is_on_disk, reserves_kept
+from meshd.store.disks.layout import index_free_space, is_on_disk, reserves_kept
 from meshd.store.disks.reserve_files import release_reserves
 from meshd.store.engine.data_files import Segment
 from meshd.store.engine.packs import is_worth_packing
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 _GROUP_BYTES = 32 << 20  # bytes per group: bounds its memory and the latency of its last mutation
 _GROUP_MUTATIONS = 2048
 _IDS_LOW, _IDS_BLOCK = 64, 256
+_AMPLE_BYTES: Final = 4 << 30
+"""Free bytes above the reserve: more than is written between two measurements."""
 _CHECKPOINT_TIMEOUT: Final = 60.0  # seconds that writers wait for slow disks
 _CHECKPOINT_POLL: Final = 0.005
 
@@ -125,6 +128,8 @@ class Committer:
         self._ids: deque[int] = deque()
         self._segments: dict[int, Segment] = {}
         self._closed = False
+        self._space_check_seconds = settings.space_check_seconds
+        self._ample_until = 0.0  # monotonic: until then free space is not measured
         self._broken: list[int] = []  # segments whose device failed: never written again
         self._reopen_segments()
         try:
@@ -316,13 +321,16 @@ class Committer:
         """Refuses mutations that need space while enough remains for the tombstones and index pages of
         deletes. A write is accepted if the emptiest disk can take it, whichever disk its name prefers."""
         puts = [ticket for ticket in group if ticket.mutation.needs_free_space]
-        if not puts or not self._disks.roots:
+        now = self._clock.monotonic()
+        if not puts or not self._disks.roots or now < self._ample_until:
             return
-        appended = 0
+        appended, least = 0, sys.maxsize
         for reserves, tickets in itertools.groupby(puts, lambda each: reserves_kept(each.mutation.bucket)):
-            index_full = not index_has_free_space(str(self._index.path), reserves)
+            index_room = index_free_space(str(self._index.path), reserves)
+            index_full = index_room <= 0
             index_apart = index_full and not is_on_disk(self._index.path, self._disks.roots.values())
             room = batch.free_space.largest_free(reserves)
+            least = min(least, index_room, room)
             for ticket in tickets:
                 fits = appended + ticket.mutation.data_bytes < room
                 if index_full and (index_apart or fits):
@@ -333,6 +341,8 @@ class Committer:
                     ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
                 else:
                     appended += ticket.mutation.data_bytes
+        if least > _AMPLE_BYTES:
+            self._ample_until = now + self._space_check_seconds
 
     # segments and numbers ---------------------------------------------------------------------------------
 

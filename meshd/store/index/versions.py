@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from meshd.store.engine.member_header import stamp_of_version_id
-from meshd.store.index.ordered_table import LONG
 from meshd.store.records import NULL, Record
 
 if TYPE_CHECKING:
@@ -58,10 +57,8 @@ class Versions:
         return self.current_version(txn, name) or self._newest_older(txn, name)
 
     def _newest_older(self, txn: Any, name: bytes) -> Record | None:
-        if len(name) < LONG - TAIL:  # fast path: `older` is empty in most stores
-            with txn.cursor(self.older.db) as cursor:
-                if not cursor.set_range(name + b"\0"):
-                    return None
+        if not self.older.count(txn):  # as in most stores
+            return None
         return next(self.older_versions(txn, name), None)
 
     def null_version(self, txn: Any, name: bytes) -> Record | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hmac import compare_digest
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meshwire.checksums import crc
 from meshwire.errors import S3Error
@@ -83,11 +83,16 @@ class _Crc:
         return _base64(self.digest())
 
 
-class _Sha:
+_HASHES: Final = MappingProxyType(
+    {"sha1": hashlib.sha1, "sha256": hashlib.sha256, "sha512": hashlib.sha512, "md5": hashlib.md5}
+)
+
+
+class _Hash:
     __slots__ = ("_hash",)
 
     def __init__(self, name: str) -> None:
-        self._hash = hashlib.new(name, usedforsecurity=False)
+        self._hash = _HASHES[name](usedforsecurity=False)
 
     def update(self, data: Buffer, /) -> None:
         self._hash.update(data)
@@ -131,18 +136,18 @@ def new_hasher(algorithm: str) -> Hasher:
     if crc is not None:
         return _Crc(crc, DIGEST_SIZES[algorithm])
     xxh = _XXHS.get(algorithm)
-    return _Sha(algorithm) if xxh is None else _Xxh(xxh)
+    return _Hash(algorithm) if xxh is None else _Xxh(xxh)
 
 
 def _base64(digest: bytes) -> str:
-    return base64.b64encode(digest).decode()
+    return binascii.b2a_base64(digest, newline=False).decode()
 
 
 def decode_checksum(algorithm: str, value: str) -> bytes | None:
     """Decode a base64 checksum; return None if it is not a valid digest of this algorithm (or of `md5`)."""
     try:
-        digest = base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
+        digest = binascii.a2b_base64(value, strict_mode=True)
+    except ValueError:  # also binascii.Error
         return None
     return digest if len(digest) == DIGEST_SIZES.get(algorithm, 16) else None
 
@@ -270,8 +275,10 @@ class BodyVerifier:
         """
         self._check_payload_sha256()
         self._check_md5()
+        checksums = {name: self._hashers[name].base64() for name in self._kept}
         for algorithm, value in self._digests.checksums.items():
-            self._check(algorithm, value)
+            if value != checksums[algorithm]:
+                self._check(algorithm, value)
         for algorithm in self._digests.trailer:
             sent = trailers.get(f"x-amz-checksum-{algorithm}")
             if sent is None:
@@ -279,7 +286,6 @@ class BodyVerifier:
                     "MalformedTrailerError", f"The announced trailer x-amz-checksum-{algorithm} is missing."
                 )
             self._check(algorithm, sent)
-        checksums = {name: self._hashers[name].base64() for name in self._kept}
         return BodyDigest(self._md5.hexdigest(), checksums, self._size)
 
     def _check_payload_sha256(self) -> None:

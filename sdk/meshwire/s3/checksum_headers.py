@@ -35,7 +35,7 @@ def read_digests(headers: Mapping[str, str], *, composite: bool = False) -> Body
     checksums = {
         name[len(_PREFIX) :]: value.strip()
         for name, value in headers.items()
-        if is_checksum_value_header(name)
+        if name.startswith(_PREFIX) and is_checksum_value_header(name)
     }
     trailer = _trailer(headers.get("x-amz-trailer"))
     if len(checksums) + len(trailer) > 1:

@@ -409,7 +409,8 @@ _SETTING_NAMES: Mapping[str, str] = {
     "publicAccessBlock": "PublicAccessBlock",
     "requestPayment": "RequestPayment",
 }
-_VERBS = ((GetBucketSetting, "Get"), (PutBucketSetting, "Put"), (DeleteBucketSetting, "Delete"))
+_SETTINGS = (GetBucketSetting, PutBucketSetting, DeleteBucketSetting)
+_VERBS = {GetBucketSetting: "Get", PutBucketSetting: "Put", DeleteBucketSetting: "Delete"}
 
 
 def operation_name(operation: Operation) -> str:
@@ -417,11 +418,10 @@ def operation_name(operation: Operation) -> str:
     `GetObjectLockConfiguration`, …"""
     if isinstance(operation, GetObject):
         return "HeadObject" if operation.head else "GetObject"
-    for kind, verb in _VERBS:
-        if isinstance(operation, kind):
-            if (verb, operation.setting) == ("Delete", "lifecycle"):
-                return "DeleteBucketLifecycle"  # the only name without the Configuration of its Get and Put
-            name = _SETTING_NAMES.get(operation.setting, operation.setting.capitalize())
-            level = "" if operation.setting in {"object-lock", "publicAccessBlock"} else "Bucket"
-            return f"{verb}{level}{name}"
+    if isinstance(operation, _SETTINGS):
+        if isinstance(operation, DeleteBucketSetting) and operation.setting == "lifecycle":
+            return "DeleteBucketLifecycle"  # the only name without the Configuration of its Get and Put
+        name = _SETTING_NAMES.get(operation.setting, operation.setting.capitalize())
+        level = "" if operation.setting in {"object-lock", "publicAccessBlock"} else "Bucket"
+        return f"{_VERBS[type(operation)]}{level}{name}"
     return type(operation).__name__

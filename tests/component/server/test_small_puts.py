@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from meshd.config import HttpSettings
 from meshd.control.buckets import Bucket
 from meshd.objects.service import ObjectService
 from meshwire.s3.parse_request import RequestHead
@@ -101,6 +102,33 @@ def test_a_body_that_its_client_ends_early_is_refused(pair: Pair) -> None:
     assert answer.startswith(b"HTTP/1.1 400")  # and no second 100
     assert b"IncompleteBody" in answer
     assert pair.store.get("bench", "early") is None
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    """Also of the second client, when the first one's is complete."""
+    hasty = Pair(embedded=True, http=HttpSettings(body_timeout=0.2))
+
+    async def steps() -> bytes:
+        (first, writing), (second, waiting) = await connect(hasty), await connect(hasty)
+        for writer in (writing, waiting):
+            writer.write(head("given-up", expect="100-continue") + BODY[:100])
+        for reader in (first, second):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        writing.write(BODY[100:])
+        assert (await first.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await hasty.store.delete("bench", "given-up")
+        answer = await second.read()
+        for writer in (writing, waiting):
+            writer.close()
+        return answer
+
+    try:
+        answer = run(hasty, steps())
+        assert answer.startswith(b"HTTP/1.1 400")  # and no second 100
+        assert b"RequestTimeout" in answer
+        assert hasty.store.get("bench", "given-up") is None
+    finally:
+        hasty.close()
 
 
 def test_a_client_that_leaves_before_its_body_stores_nothing(pair: Pair) -> None:

@@ -22,6 +22,7 @@ from meshd.store.tools.index_rebuild import rebuild_index
 from meshd.telemetry import metric_registry
 from meshd.util.clock import SystemClock
 from meshd.util.disk_space import ASSUMED_FREE, measure_disk_space
+from tests.support.manual_clock import ManualClock
 from tests.support.store_calls import LARGE, error_of, put_object, put_part
 from tests.support.version_suite import ON
 
@@ -40,6 +41,7 @@ def settings(tmp_path: Path) -> StoreSettings:
         small_object_bytes=64 << 10,
         segment_bytes=100_000,
         index_map_bytes=1 << 28,
+        space_check_seconds=0,
     )
 
 
@@ -48,10 +50,11 @@ class Free:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: dict[str, int] = {}
-        self.reserve = 0
+        self.reserve = self.measured = 0
         monkeypatch.setattr("meshd.store.disks.layout.free_above_reserve", self._spare)
 
     def _spare(self, path: str, reserves: int = 1) -> int:
+        self.measured += 1
         return self.left.get(os.path.basename(path), 1 << 40) + self.reserve - self.reserve // reserves
 
 
@@ -139,6 +142,28 @@ def test_a_write_is_refused_when_no_disk_takes_it(settings: StoreSettings, free:
 
     run(settings, doing)
     assert check_store(settings).clean
+
+
+def test_ample_space_is_not_measured_for_each_write(tmp_path: Path, free: Free) -> None:
+    """Only scarce space is, and what changed meanwhile is seen soon."""
+    clock, settings = ManualClock(), StoreSettings.at(tmp_path, index_map_bytes=1 << 28)
+    root = tmp_path.name
+
+    async def doing(store: Store) -> None:
+        for key in KEYS:
+            await put_object(store, key, b"small")
+        assert free.measured == 2  # of the disk and of the index, once
+        free.left[root] = 1 << 30
+        clock.advance(settings.space_check_seconds)
+        for key in KEYS:
+            await put_object(store, key, b"small")
+        assert free.measured >= 2 * len(KEYS)
+        free.left[root] = 0
+        await error_of(DiskFullError, put_object(store, "k", b"small"))
+
+    with closing(Store.open(settings, writer="w0", clock=clock)) as store:
+        free.measured = 0
+        asyncio.run(doing(store))
 
 
 def test_of_writes_at_once_as_many_are_taken_as_fit(settings: StoreSettings, free: Free) -> None:

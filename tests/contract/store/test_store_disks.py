@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def settings(tmp_path: Path) -> StoreSettings:
     return StoreSettings.at(
-        tmp_path, small_object_bytes=64 << 10, segment_bytes=100_000, index_map_bytes=1 << 28
+        tmp_path,
+        small_object_bytes=64 << 10,
+        segment_bytes=100_000,
+        index_map_bytes=1 << 28,
+        space_check_seconds=0,
     )
 
 
