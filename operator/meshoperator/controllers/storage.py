@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meshoperator.kube.client import Kube
     from meshoperator.kube.event_recorder import EventRecorder
     from meshoperator.planners.cluster_state import ClusterState, Pod
-    from meshoperator.resources.cluster import VolumeClaim
+    from meshoperator.resources.cluster_disks import VolumeClaim
 
 
 LabelChanges = dict[str, dict[str, str | None]]

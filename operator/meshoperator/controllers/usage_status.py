@@ -87,9 +87,7 @@ class UsageUpdater:
 
 
 def node_usage(usage: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
-    """Return the usage for a MeshNode status. A daemon lists its disks in the order of the pool's disk
-    tiers."""
-    tiers = [tier for tier in pool.tiers if tier.class_ != "mem"]
+    """Return the usage for a MeshNode status. A daemon lists its disks in the order of the pool's tiers."""
     return {
         "objects": usage["objects"],
         "bytes": usage["bytes"],
@@ -101,7 +99,8 @@ def node_usage(usage: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
                 "capacity": disk["total"],
                 "used": disk["total"] - disk["free"],
             }
-            for tier, disk in zip(tiers, usage["disks"], strict=False)  # lengths differ during a rollout
+            # lengths differ during a rollout
+            for tier, disk in zip(pool.data_tiers, usage["disks"], strict=False)
         ],
     }
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.resources.cluster import NodePool, Tier
+    from meshoperator.resources.cluster import NodePool
+    from meshoperator.resources.cluster_disks import Tier
 
 
 HOME: Final = "/var/lib/meshd"
@@ -244,16 +245,16 @@ def _directory_owner(cluster: Cluster, pool: NodePool, user: Mapping[str, Any]) 
 
 
 def _disks(pool: NodePool) -> list[str]:
-    """Return the arguments for disks: data on every tier, the index on the fastest."""
-    on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
-    fastest = min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
-    found = [flag for tier in on_disk for flag in ("--disk", f"{HOME}/{tier.name}/data")]
-    return found + (["--index-dir", f"{HOME}/{fastest.name}/index"] if fastest else [])
+    """Return the arguments for disks: data on every tier but that for the index; without one, the index is
+    on the fastest."""
+    index = next((tier for tier in pool.tiers if tier.content == "Index"), _home(pool))
+    found = [flag for tier in pool.data_tiers for flag in ("--disk", f"{HOME}/{tier.name}/data")]
+    return found + (["--index-dir", f"{HOME}/{index.name}/index"] if index else [])
 
 
 def _cache(pool: NodePool) -> list[str]:
     """Return the cache limits: the sum of the disks' quotas for remote data, and the size for batches."""
-    disks = [tier.quota for tier in pool.tiers if tier.class_ != "mem"]
+    disks = [tier.quota for tier in pool.data_tiers]
     memory = sum(parse_quantity(tier.quota) for tier in pool.tiers if tier.class_ == "mem" and tier.quota)
     found = ["--frame-cache", str(memory)] if memory else []
     if not disks or None in disks:
@@ -262,9 +263,8 @@ def _cache(pool: NodePool) -> list[str]:
 
 
 def _home(pool: NodePool) -> Tier | None:
-    """Return the tier of the data directory: the most durable one, so that a node keeps its identity."""
-    on_disk = [tier for tier in pool.tiers if tier.class_ != "mem"]
-    return min(on_disk, key=lambda tier: _SPEED.index(tier.class_), default=None)
+    """Return the tier of the data directory: the fastest disk with data."""
+    return min(pool.data_tiers, key=lambda tier: _SPEED.index(tier.class_), default=None)
 
 
 def _mounts(cluster: Cluster, pool: NodePool) -> list[Manifest]:

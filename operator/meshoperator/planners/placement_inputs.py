@@ -82,7 +82,11 @@ class MeshGround:
             {
                 pool.name: (
                     pool.roles,
-                    min((tier.class_ for tier in pool.tiers), key=_SPEED.index, default=""),
+                    min(
+                        (tier.class_ for tier in pool.tiers if tier.content == "Data"),
+                        key=_SPEED.index,
+                        default="",
+                    ),
                 )
                 for pool in spec.node_pools
             },

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta
 
 from meshoperator.resources.cluster_access import Auth, NetworkPolicy, S3Endpoint
+from meshoperator.resources.cluster_disks import Tier
 from meshoperator.resources.spec_types import (
     SET,
     Column,
@@ -24,7 +25,6 @@ from meshoperator.resources.spec_types import (
     Rule,
     Seconds,
     ShortName,
-    Size,
     Text,
     immutable,
     keyed,
@@ -32,67 +32,6 @@ from meshoperator.resources.spec_types import (
 from meshwire.cluster.cluster_map import DEFAULT_SLOTS
 
 Role = Literal["store", "cache", "compute"]
-DiskClass = Literal["nvme", "ssd", "hdd", "mem"]
-
-
-class VolumeClaim(Part, frozen=True, kw_only=True):
-    """A volume claim; each daemon of the pool gets its own."""
-
-    storage_class: (
-        Annotated[
-            ResourceName,
-            Meta(description="StorageClass. Default: the cluster's. A change applies to new volumes."),
-        ]
-        | None
-    ) = None
-    size: Annotated[Size, Meta(description="Size. It can grow if the StorageClass allows it.")]
-
-
-class Tier(Part, frozen=True, kw_only=True):
-    """One kind of disk in every node of a pool."""
-
-    rules: ClassVar = (
-        Rule(
-            "self.class == 'mem' ? !has(self.hostPath) && !has(self.volumeClaim)"
-            " : has(self.hostPath) != has(self.volumeClaim)",
-            "a disk tier needs either hostPath or volumeClaim; a tier of class mem has neither",
-        ),
-        Rule("self.class != 'mem' || has(self.quota)", "a tier of class mem needs a quota"),
-    )
-
-    name: Annotated[ShortName, Meta(description="Name; mounted at `/var/lib/meshd/NAME`.")]
-    class_: Annotated[
-        DiskClass,
-        Meta(
-            description="Kind of disk. The fastest tier holds the index. mem: memory.",
-            extra_json_schema=immutable("class"),
-        ),
-    ] = field(name="class")
-    host_path: (
-        Annotated[
-            str,
-            Meta(
-                min_length=2,
-                max_length=255,
-                pattern=r"^/[^:]*[^:/]$",
-                description="Directory on the Kubernetes node.",
-                extra_json_schema=immutable("hostPath"),
-            ),
-        ]
-        | None
-    ) = None
-    volume_claim: Annotated[VolumeClaim, Meta(description="Or a volume claim.")] | None = None
-    quota: (
-        Annotated[
-            Size,
-            Meta(
-                description="Limit on cached copies of remote data (the sum over all disk tiers counts; "
-                "default: half of the free space). Data stored in the mesh is limited by the disk alone. "
-                "Class mem: memory for finished batches."
-            ),
-        ]
-        | None
-    ) = None
 
 
 class Resources(Part, frozen=True, kw_only=True):
@@ -145,6 +84,16 @@ class NodePool(Part, frozen=True, kw_only=True):
             " || self.tiers.exists_one(u, has(u.hostPath) && u.hostPath == t.hostPath))",
             "two tiers of a pool cannot have the same hostPath: they would share one directory",
         ),
+        Rule(
+            "!self.tiers.exists(t, t.content == 'Index') || (self.tiers.exists_one(t, t.content == 'Index')"
+            " && self.tiers.exists(t, t.content == 'Data' && t.class != 'mem'))",
+            "a pool has one tier for the index at most, beside another disk tier, for data",
+        ),
+        Rule(
+            "self.tiers.filter(t, t.content == 'Index').map(t, t.name)"
+            " == oldSelf.tiers.filter(t, t.content == 'Index').map(t, t.name)",
+            "the index of a pool's daemons cannot move to another tier; create a new pool",
+        ),
     )
 
     name: Annotated[ShortName, Meta(description="Name; part of the names of its pods.")]
@@ -191,6 +140,11 @@ class NodePool(Part, frozen=True, kw_only=True):
             extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
     ] = ()
+
+    @property
+    def data_tiers(self) -> tuple[Tier, ...]:
+        """The disks for data: `--disk` of the daemons, in this order."""
+        return tuple(tier for tier in self.tiers if tier.class_ != "mem" and tier.content == "Data")
 
 
 class Topology(Part, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from meshoperator.resources.cluster import DiskClass
+from meshoperator.resources.cluster_disks import DiskClass
 from meshoperator.resources.spec_types import (
     SET,
     Column,
