@@ -70,20 +70,12 @@ def play_on_one_release(stage: Stage) -> None:
     if options.ingress_address:
         ingress_scenes.through_ingress(stage, epoch)
     client_scenes.upgrade(stage, epoch)
-    failure_scenes.bad_image(stage)
-    failure_scenes.delete_pod(stage)
-    if options.kill:
-        failure_scenes.kill_container(stage)
-    scaling_scenes.scale(stage)
-    scaling_scenes.drain(stage)
+    replace_daemons(stage)
     if options.outside:
         service_scenes.traffic_policies(stage)
     if options.on_node:
         network_scenes.connections(stage)
-    if options.crash:
-        failure_scenes.lose_node(stage, "power cut", options.crash, options.restore)
-    if options.cut:
-        failure_scenes.lose_node(stage, "cable out", options.cut, options.mend)
+    lose_nodes(stage)
     if options.on_node:
         storage_scenes.two_meshes(stage)
     storage_scenes.daemons_without_disks(stage)
@@ -121,6 +113,9 @@ def play_only(stage: Stage) -> None:
     if "upgrade" in stage.options.only:
         client_scenes.upgrade(stage, epoch)
         failure_scenes.delete_pod(stage)
+    if "failures" in stage.options.only:
+        replace_daemons(stage)
+        lose_nodes(stage)
     if "policies" in stage.options.only:
         client_scenes.assume_role(stage)
         policy_scenes.enforced(stage)
@@ -132,6 +127,25 @@ def play_only(stage: Stage) -> None:
         alert_scenes.sick_mesh(stage)
     if "disk-alerts" in stage.options.only:
         disk_alert_scenes.sick_disk(stage)
+
+
+def replace_daemons(stage: Stage) -> None:
+    """Play the scenes of daemons that end and are replaced, one way or another. Raises EndToEndError."""
+    failure_scenes.bad_image(stage)
+    failure_scenes.delete_pod(stage)
+    if stage.options.kill:
+        failure_scenes.kill_container(stage)
+    scaling_scenes.scale(stage)
+    scaling_scenes.drain(stage)
+
+
+def lose_nodes(stage: Stage) -> None:
+    """Play the scenes of nodes without power and without network. Raises EndToEndError."""
+    options = stage.options
+    if options.crash:
+        failure_scenes.lose_node(stage, "power cut", options.crash, options.restore)
+    if options.cut:
+        failure_scenes.lose_node(stage, "cable out", options.cut, options.mend)
 
 
 def tell_rights(stage: Stage) -> None:
@@ -180,6 +194,7 @@ def parser() -> argparse.ArgumentParser:
             "connections",
             "data",
             "disk-alerts",
+            "failures",
             "ingress",
             "policies",
             "upgrade",

@@ -85,6 +85,19 @@ def until_silent(stage: Stage, names: set[str], told: dict[str, Any]) -> None:
     told["alerts ended after"] = f"{seconds:.0f} s"
 
 
+def until_fire_for_long(stage: Stage, name: str, told: dict[str, Any], patience: float = 300.0) -> None:
+    """Wait until an alert has fired as shipped, with its `for:`. Raises EndToEndError."""
+    seconds = stage.cluster.until(lambda: fires(stage, name), f"{name} fires with its `for:`", patience)
+    told["with its `for:` after"] = f"{seconds:.0f} s more"
+
+
+def fires(stage: Stage, alert: str) -> bool:
+    """Return whether an alert fires now, with its `for:`."""
+    return bool(
+        stage.prometheus.query(f'ALERTS{{alertname="Shardmesh{alert}", alertstate="firing", at_once=""}}')
+    )
+
+
 def firing(stage: Stage) -> set[str]:
     """Return the alerts that fire now, at once, without `Shardmesh`."""
     found = stage.prometheus.query('ALERTS{alertstate="firing", at_once="yes"}')

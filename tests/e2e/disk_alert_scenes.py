@@ -1,5 +1,5 @@
-"""Scenes of a mesh one of whose daemons has a disk that becomes slow, hangs, decays and fails, in a namespace
-of its own, until the alerts about it fire, and until they end."""
+"""Scenes of a mesh one of whose daemons has a disk that becomes slow, hangs, decays and fails, and one for
+the index, which fills, in a namespace of its own, until the alerts about them fire, and until they end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from lightkube.resources.core_v1 import Node
 
 import meshsdk as mesh
 from meshsdk import ops
-from meshsdk.errors import MeshError
-from tests.e2e.alert_watch import until_fire, until_silent
+from meshsdk.admin import cluster_admin
+from meshsdk.cli.cluster_status import status_lines
+from meshsdk.errors import MeshError, ServerError
+from tests.e2e.alert_watch import until_fire, until_fire_for_long, until_silent
 from tests.e2e.cluster_client import EndToEndError, RealCluster, host_port
 from tests.e2e.stage import MESH_PODS, Stage
 from tests.e2e.storage_scenes import on_node
@@ -22,19 +24,25 @@ from tests.kubernetes.scenes import MeshCluster
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXPECTED = {"SlowDisk", "DiskHangs", "DiskDecays", "DiskErrors", "DiskLost", "DisksSeek"}
+EXPECTED = {"IndexFull", "SlowDisk", "DiskHangs", "DiskDecays", "DiskErrors", "DiskLost", "DisksSeek"}
 """What these scenes bring about, without `Shardmesh`."""
 STORES = 2
 OBJECTS = 240
 PAUSE = 65.0  # seconds between two damages: the alert wants three different minutes
 FOLDER = "/mnt/mesh-e2e-sick"
-# Two small disks of one size, so that half of the data is on each; the index is on the first.
+DISKS = {"good": "500M", "sick": "500M", "index": "200M"}
+"""Two small disks of one size, so that half of the data is on each, and one for the index."""
 MAKE = "".join(
-    f"mkdir -p {FOLDER}/{name}; truncate -s 500M {FOLDER}/{name}.img; mkfs.ext4 -q -F {FOLDER}/{name}.img;"
+    f"mkdir -p {FOLDER}/{name}; truncate -s {size} {FOLDER}/{name}.img; mkfs.ext4 -q -F {FOLDER}/{name}.img;"
     f"mount -o loop {FOLDER}/{name}.img {FOLDER}/{name};"
-    for name in ("good", "sick")
+    for name, size in DISKS.items()
 )
-UNMAKE = f"umount -l {FOLDER}/good {FOLDER}/sick; rm -rf {FOLDER} {{folder}}"
+FILL = f"head -c 1G /dev/zero > {FOLDER}/index/another-program; sync"  # ends when the file system is full
+ROOM = f"rm {FOLDER}/index/another-program"
+REFUSAL, SAID = (
+    "file system of the index",
+    "the index of mesh-b-0 is full",
+)  # the 507, and `mesh cluster status`
 # What the processes of a container may do with a device, by the kernel: the device is then slow for them.
 THROTTLE = """device=$(mountpoint -d {disk})
 for folder in $(find /sys/fs/cgroup/blkio -type d -name '*{container}*'); do
@@ -61,7 +69,9 @@ def sick_disk(stage: Stage) -> None:
     cluster = RealCluster(first.kubeconfig, f"{first.namespace}-disk", first.image)
     sick = Stage(stage.options, cluster, stage.place / "disk", stage.timeline)
     sick.prometheus = stage.prometheus
-    with stage.step("a mesh of two copies, a store of which has two small disks, until it is settled"):
+    with stage.step(
+        "a mesh of two copies, a store of which has two small disks and one for the index, until it settles"
+    ):
         _forget(sick, node)
         on_node(sick, node, MAKE)
         cluster.create_namespace()
@@ -75,6 +85,7 @@ def sick_disk(stage: Stage) -> None:
         client.create_bucket("disk")
         for number in range(OBJECTS):
             client.put("disk", f"{number:03}.bin", _body(number))
+        _fill_index(sick, client, node)
         _slow_writes(sick, client)
         _decay(sick, client, node)
         _seek(sick, client, node)
@@ -91,18 +102,22 @@ def sick_disk(stage: Stage) -> None:
 def _forget(sick: Stage, node: str) -> None:
     for each in sick.cluster.kube.list(Node):
         on_node(sick, each.metadata.name, f"rm -rf {sick.options.host_path}-disk")
-    on_node(sick, node, f"umount -l {FOLDER}/good {FOLDER}/sick 2>/dev/null; rm -rf {FOLDER}")
+    mounts = " ".join(f"{FOLDER}/{name}" for name in DISKS)
+    on_node(sick, node, f"umount -l {mounts} 2>/dev/null; rm -rf {FOLDER}")
 
 
 def _mesh(sick: Stage, node: str) -> MeshCluster:
     stores = sick.pool(STORES) | {"weight": 10}
     stores["tiers"] = [tier | {"hostPath": f"{sick.options.host_path}-disk"} for tier in stores["tiers"]]
-    tiers = [("good", "nvme"), ("sick", "ssd")]
+    tiers = [("good", "nvme", "Data"), ("sick", "ssd", "Data"), ("index", "ssd", "Index")]
     bad = sick.pool(1) | {
         "name": "b",
         "weight": 10,
         "nodeSelector": {"kubernetes.io/hostname": node},
-        "tiers": [{"name": name, "class": kind, "hostPath": f"{FOLDER}/{name}"} for name, kind in tiers],
+        "tiers": [
+            {"name": name, "class": kind, "content": content, "hostPath": f"{FOLDER}/{name}"}
+            for name, kind, content in tiers
+        ],
     }
     spec = {"image": sick.image, "nodePools": [stores, bad], "copies": 2, "deletionPolicy": "Delete"}
     return MeshCluster(metadata={"name": "mesh", "namespace": sick.cluster.namespace}, spec=spec)
@@ -127,6 +142,45 @@ def _throttle(sick: Stage, what: str, value: int) -> None:
 def _write(client: mesh.Client, numbers: Iterator[int]) -> None:
     with suppress(MeshError):
         client.put("disk", f"more/{next(numbers)}", bytes(1000))
+
+
+def _fill_index(sick: Stage, client: mesh.Client, node: str) -> None:
+    """Another program fills the file system of the index: writes are refused, reads are not."""
+    numbers = iter(range(10**6))
+
+    def refusal() -> str:
+        try:
+            client.put("disk", f"index/{next(numbers)}", bytes(1000))
+        except ServerError as error:
+            if error.status == 507 and REFUSAL in str(error):
+                return str(error)
+            raise EndToEndError(f"a write was refused otherwise: {error!r}") from error
+        return ""
+
+    def status() -> str:
+        first, *rest = status_lines(cluster_admin.cluster_status(client.transport))
+        return " | ".join([first, *(line for line in rest if "index" in line)])
+
+    with sick.step("another program fills the disk of its index, until an alert fires") as told:
+        on_node(sick, node, FILL)
+        until_fire(sick, {"IndexFull"}, told)
+        sick.cluster.until(lambda: told.update(refusal=refusal()) or told["refusal"], "a write is refused")
+        sick.cluster.until(lambda: SAID in status(), "the status names it")
+        told["status"] = status()
+        _read_all(client)
+        until_fire_for_long(sick, "IndexFull", told)
+    with sick.step("it has room again, until a hundred writes are taken and the alert has ended") as told:
+        on_node(sick, node, ROOM)
+        sick.cluster.until(lambda: not any(refusal() for _ in range(100)), "writes are taken")
+        until_silent(sick, {"IndexFull"}, told)
+        _read_all(client)
+        told["status"] = status()
+
+
+def _read_all(client: mesh.Client) -> None:
+    for number in range(OBJECTS):
+        if client.get("disk", f"{number:03}.bin") != _body(number):
+            raise EndToEndError(f"object {number} is another one")
 
 
 def _slow_writes(sick: Stage, client: mesh.Client) -> None:
@@ -183,9 +237,7 @@ def _hang(sick: Stage, client: mesh.Client) -> None:
     with sick.step("it answers again, until the mesh is settled and the alert has ended") as told:
         sick.until_settled(STORES + 1)
         until_silent(sick, {"DiskHangs"}, told)
-        for number in range(OBJECTS):
-            if client.get("disk", f"{number:03}.bin") != _body(number):
-                raise EndToEndError(f"object {number} is another one")
+        _read_all(client)
 
 
 def _fail(sick: Stage, node: str) -> None:

@@ -16,7 +16,7 @@ from lightkube.resources.core_v1 import Event, Service
 from lightkube.types import PatchType
 
 from tests.e2e import alert_scenes, disk_alert_scenes
-from tests.e2e.alert_watch import rules_at_once
+from tests.e2e.alert_watch import fires, rules_at_once
 from tests.e2e.cluster_client import EndToEndError, host_port
 from tests.e2e.control_plane_scenes import OPERATOR_PODS
 from tests.e2e.release_scenes import server_names
@@ -185,13 +185,6 @@ def unserved(stage: Stage) -> float:
     metric = 'mesh_operator_pods_unserved{reason="NotAdmitted"}'
     found = stage.prometheus.query(f"{metric} and ignoring (reason) mesh_operator_leading == 1")
     return max((float(each["value"][1]) for each in found), default=-1.0)
-
-
-def fires(stage: Stage, alert: str) -> bool:
-    """Return whether an alert fires now."""
-    return bool(
-        stage.prometheus.query(f'ALERTS{{alertname="Shardmesh{alert}", alertstate="firing", at_once=""}}')
-    )
 
 
 def fired_at_once(stage: Stage) -> set[str]:

@@ -75,6 +75,13 @@ def test_every_option_of_the_service_is_taken(kube: Client, namespace: str) -> N
 
 _POOL: Path = ("spec", "nodePools", 0)
 _TIER: Path = (*_POOL, "tiers", 0)
+_DATA: dict[str, Any] = {"name": "d", "class": "hdd", "hostPath": "/mnt/a"}
+_INDEX: dict[str, Any] = {
+    "name": "i",
+    "class": "ssd",
+    "content": "Index",
+    "volumeClaim": {"size": "1Gi"},
+}
 REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", ("metadata", "name"), "m" * 31, "at most 30 characters"),
     ("MeshCluster", (*_POOL, "replicas"), None, "either replicas or perMatchingNode"),
@@ -100,6 +107,11 @@ REFUSED: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", (*_TIER, "volumeClaim"), {"size": "1Gi"}, "either hostPath or volumeClaim"),
     ("MeshCluster", (*_TIER, "class"), "tape", "Unsupported value"),
     ("MeshCluster", (*_TIER, "quota"), "much", "should match"),
+    ("MeshCluster", (*_TIER, "content"), "Logs", "Unsupported value"),
+    ("MeshCluster", (*_TIER, "content"), "Index", "has no quota: it holds no data"),
+    ("MeshCluster", (*_POOL, "tiers"), [_INDEX], "beside another disk tier, for data"),
+    ("MeshCluster", (*_POOL, "tiers"), [_DATA, _INDEX, _INDEX | {"name": "j"}], "one tier for the index"),
+    ("MeshCluster", (*_POOL, "tiers"), [_DATA, _INDEX | {"class": "mem"}], "a tier for the index is a disk"),
     ("MeshCluster", ("spec", "nodePools", 1, "name"), "store", "Duplicate value"),
     ("MeshCluster", ("spec", "image"), "two words", "should match"),
     ("MeshCluster", ("spec", "s3"), {"externalTrafficPolicy": "Local"}, "needs serviceType NodePort or"),
@@ -137,6 +149,7 @@ KEPT: list[tuple[str, Path, Any, str]] = [
     ("MeshCluster", ("spec", "slots"), 32_768, "slots cannot be changed"),
     ("MeshCluster", (*_TIER, "hostPath"), "/mnt/other", "hostPath cannot be changed"),
     ("MeshCluster", (*_TIER, "class"), "ssd", "class cannot be changed"),
+    ("MeshCluster", (*_POOL, "tiers", 1, "content"), "Index", "content cannot be changed"),
     ("MeshNode", ("spec", "pool"), "gpu", "pool cannot be changed"),
     ("MeshNode", ("spec", "nodeId"), "other", "nodeId cannot be changed"),
     ("MeshDataset", ("spec", "source", "uri"), "s3://other/x", "source.uri cannot be changed"),
@@ -152,6 +165,23 @@ def test_what_is_set_once_stays(
 ) -> None:
     create(kube, namespace, example(kind))
     _patch_is_refused(kube, namespace, changed(example(kind), path, value), words)
+
+
+def test_the_index_of_a_pool_stays_on_its_tier(kube: Client, namespace: str) -> None:
+    create(kube, namespace, example("MeshCluster"))
+    more = [*example("MeshCluster")["spec"]["nodePools"][0]["tiers"], _INDEX]
+    _patch_is_refused(
+        kube, namespace, changed(example("MeshCluster"), (*_POOL, "tiers"), more), "cannot move"
+    )
+
+
+def test_a_tier_for_the_index_is_taken(kube: Client, namespace: str) -> None:
+    stored = create(kube, namespace, changed(example("MeshCluster"), (*_POOL, "tiers"), [_DATA, _INDEX]))
+    contents = [tier.content for tier in parse(MeshClusterSpec, stored.spec).node_pools[0].tiers]
+    assert contents == ["Data", "Index"]
+    more = changed(example("MeshCluster"), (*_POOL, "tiers"), [_DATA, _INDEX])
+    more["spec"]["nodePools"][0]["replicas"] = 9
+    assert kube.replace(_at_present(kube, namespace, more)).spec["nodePools"][0]["replicas"] == 9
 
 
 def test_a_decommissioned_node_does_not_come_back(kube: Client, namespace: str) -> None:

@@ -65,6 +65,26 @@ def test_data_is_on_every_tier_and_the_index_on_the_fastest() -> None:
     assert claim["spec"]["resources"]["requests"] == {"storage": "1Ti"}
 
 
+def test_a_tier_for_the_index_has_no_data() -> None:
+    tiers = [
+        {"name": "flash", "class": "nvme", "content": "Index", "volumeClaim": {"size": "200Gi"}},
+        {"name": "bulk", "class": "hdd", "hostPath": "/mnt/hdd", "quota": "1Ti"},
+        {"name": "fast", "class": "ssd", "hostPath": "/mnt/ssd", "quota": "1Ti"},
+    ]
+    of = cluster(nodePools=[STORE | {"tiers": tiers}])
+    said = arguments(of, "s")
+    assert "--disk /var/lib/meshd/bulk/data --disk /var/lib/meshd/fast/data --index-dir" in said
+    assert "--index-dir /var/lib/meshd/flash/index" in said
+    assert said.count("flash") == 1
+    assert f"--cache {2 << 40}" in said
+    mounts = pool(of, "s")["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    by_path = {each["mountPath"]: each["name"] for each in mounts}
+    assert by_path["/var/lib/meshd/flash"] == "flash"
+    assert by_path["/var/lib/meshd/home"] == "fast", "only the index is there"
+    (claim,) = pool(of, "s")["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == "flash"
+
+
 def test_quotas_bound_copies_of_what_is_elsewhere_and_batches_in_memory() -> None:
     assert f"--cache {800 << 30}" in arguments(cluster(), "gpu")
     assert "--cache" not in arguments(cluster(), "s")
