@@ -59,6 +59,7 @@ from meshd.store.disks.disk_type import RotationalDisks
 from meshd.store.disks.page_loader import PageLoader
 from meshd.views.batch_reader import BatchReader, complete_batches
 from meshd.views.definitions import complete_transform
+from meshd.views.shards.read_ahead import ShardReadAhead
 from meshd.views.shards.reader import ShardReader
 from meshd.views.transform_reader import TransformReader
 from meshd.views.zarr.layout_cache import ZarrLayoutCache, ZarrViewCompleter
@@ -191,10 +192,12 @@ def _read_ahead_budget(node: NodeContext) -> int:
 
 def view_kinds(node: NodeContext, data: DataServices) -> dict[type, ViewKind[Any]]:
     """Return the reader of each kind of view."""
+    pages, window_bytes = background_loading(node)
+    read_ahead = ShardReadAhead(pages, node.objects, window_bytes) if window_bytes else None
     layouts = ZarrLayoutCache(node.store, node.clock, data.catalog, data.datasets, data.batches, node.objects)
     return {
         TransformView: TransformReader(node.store, data.frames, node.last_used, node.objects),
-        ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects),
+        ShardsView: ShardReader(node.store, node.clock, node.archives, node.objects, read_ahead),
         ZarrView: ZarrReader(node.store, layouts, data.frames, node.last_used, node.objects),
         BatchesView: BatchReader(
             node.store, data.catalog, data.batches, data.frames, node.last_used, node.objects

@@ -12,7 +12,7 @@ import asyncio
 import os
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from awscrt.checksums import combine_crc32c, crc32c
 
@@ -36,11 +36,10 @@ from meshwire.errors import S3Error
 from meshwire.formats.shard_bytes import MAX_NUMBER, NumberError, convert_number, masked_crc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
     from meshd.core.read_source import FailoverRead
     from meshd.core.sample_locations import DecompressedArchives
-    from meshd.peer_reads.load_window import LoadWindow
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import VerifiedExtents
@@ -148,8 +147,6 @@ class ScratchMemory:
 
 _GROUP: Final = 1 << 20
 _GROUP_PIECES: Final = 600
-_LOOKUPS: Final = 100
-"""Members that are looked up before yielding to the event loop."""
 
 
 class ShardSource:
@@ -233,43 +230,50 @@ def translate_archive_errors() -> Iterator[None]:
         raise S3Error("UnprocessableSource", error.message) from error
 
 
+class ReadAhead(NamedTuple):
+    """What reads bytes of a shard from rotational disks before they are sent: `load`, given their offset and
+    length, of `most` bytes at a time."""
+
+    load: Callable[[int, int], Awaitable[None]]
+    most: int
+
+
 def shard_sources(
-    source: ShardSource, shard: Shard, proofs: VerifiedExtents | None = None
+    source: ShardSource,
+    shard: Shard,
+    proofs: VerifiedExtents | None = None,
+    ahead: ReadAhead | None = None,
 ) -> Sequence[ReadSource]:
     """Returns the ways to a shard's bytes. `proofs`: a copy's, of members that are parts of extents (files in
     archives)."""
-    return StoredMembersSource(source, shard, proofs), PeerMemberSource(source, shard)
-
-
-async def add_shard_places(
-    source: ShardSource, shard: Shard, window: LoadWindow, offset: int, length: int
-) -> None:
-    """Adds the members that have these bytes of a shard to a window. Raises S3Error."""
-    pieces = [piece for piece in _all_of(list(shard.pieces(offset, length))) if piece.object is not None]
-    await source.lookup_remote({piece.object.key for piece in pieces if piece.object is not None})
-    for number, piece in enumerate(pieces):
-        assert piece.object is not None
-        if number % _LOOKUPS == _LOOKUPS - 1:
-            await asyncio.sleep(0)
-        record = await source.require_member_object(piece.object)
-        at, size = (piece.object.offset, piece.object.size) if piece.told else (piece.offset, piece.length)
-        window.add_range(source.bucket, piece.object.key, record, at, size)
+    return StoredMembersSource(source, shard, proofs, ahead), PeerMemberSource(source, shard)
 
 
 class StoredMembersSource(ReadSource):
     """A shard of members that are stored here or fetched by ETag, about a megabyte at a time. Raises S3Error
     SlowDown when a member was replaced meanwhile, StoreError."""
 
-    def __init__(self, source: ShardSource, shard: Shard, proofs: VerifiedExtents | None) -> None:
-        self._source, self._shard, self._proofs = source, shard, proofs
+    def __init__(
+        self,
+        source: ShardSource,
+        shard: Shard,
+        proofs: VerifiedExtents | None = None,
+        ahead: ReadAhead | None = None,
+    ) -> None:
+        self._source, self._shard, self._proofs, self._ahead = source, shard, proofs, ahead
 
     def __repr__(self) -> str:
         return f"<StoredMembersSource of {self._shard.key}>"
 
     async def open_range(self, offset: int, length: int) -> AsyncGenerator[Sequence[Span], None]:
-        for group in _group_pieces(self._shard.pieces(offset, length)):
-            with ExitStack() as stack:
-                yield await _GroupOpener(self._source, stack, self._proofs).spans(group)
+        most = length if self._ahead is None else self._ahead.most
+        for start in range(offset, offset + length, max(1, most)):
+            size = min(most, offset + length - start)
+            if self._ahead is not None:
+                await self._ahead.load(start, size)
+            for group in _group_pieces(self._shard.pieces(start, size)):
+                with ExitStack() as stack:
+                    yield await _GroupOpener(self._source, stack, self._proofs).spans(group)
 
 
 class PeerMemberSource(ReadSource):
@@ -342,7 +346,7 @@ class _GroupOpener:
         source = self._source
         if source.objects.single_node:
             return
-        pieces = [piece for piece in _all_of(group) if piece.object is not None and not piece.told]
+        pieces = [piece for piece in all_pieces(group) if piece.object is not None and not piece.told]
         await source.lookup_remote({piece.object.key for piece in pieces if piece.object is not None})
         parts: dict[ObjectRange, None] = {}
         for piece in pieces:
@@ -433,7 +437,7 @@ class _GroupOpener:
         return f"s3://{self._source.bucket}/{item.key}"
 
 
-def _all_of(group: Sequence[Piece]) -> Iterator[Piece]:
+def all_pieces(group: Sequence[Piece]) -> Iterator[Piece]:
     for piece in group:
         yield piece
-        yield from _all_of(piece.summed)
+        yield from all_pieces(piece.summed)

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from functools import partial
+from itertools import islice
+from os.path import splitext
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from meshd.core.api_errors import store_errors
+from meshd.errors import MeshdError
+from meshd.peer_reads.load_window import MAX_RANGES
 from meshd.store.records import Record
 from meshd.telemetry import metrics
 from meshd.views.key_paging import build_page
 from meshd.views.shards.member_io import (
+    ReadAhead,
     ShardSource,
-    add_shard_places,
     shard_sources,
     translate_archive_errors,
 )
+from meshd.views.shards.read_ahead import add_shard_places
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
@@ -34,12 +40,13 @@ from meshwire.views.sample_groups import Evaluation
 from meshwire.views.shard_view import lay_out_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from meshd.datasets.archives.archive_service import ArchiveService
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.util.clock import Clock
+    from meshd.views.shards.read_ahead import ShardReadAhead
     from meshwire.dataset.expression_parser import Value
     from meshwire.formats.shard_bytes import Shard
     from meshwire.s3.operations import ListObjects
@@ -70,9 +77,15 @@ class ShardLayoutCache:
     """Caches layouts of shard views, for a worker."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, archives: ArchiveService, mesh: RemoteObjects
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        archives: ArchiveService,
+        mesh: RemoteObjects,
+        read_ahead: ShardReadAhead | None = None,
     ) -> None:
         self._store, self._clock, self._archives, self._mesh = store, clock, archives, mesh
+        self._read_ahead = read_ahead
         self._scans: SourceScanCache[ShardsView, CachedLayout] = SourceScanCache(
             self.revision, clock, self._scan, lambda view: mesh.bucket_creation_times([view.source])
         )
@@ -118,7 +131,8 @@ class ShardLayoutCache:
         revision: object,
         known: Mapping[EvaluationKey, Value],
     ) -> CachedLayout:
-        contents = _SmallFileReader(ShardSource(self._store, self._archives, view.source, self._mesh))
+        source = ShardSource(self._store, self._archives, view.source, self._mesh)
+        contents = _SmallFileReader(source, objects, self._read_ahead)
         evaluation = Evaluation(contents.read, known)
         files = objects
         if view.samples == "archives":
@@ -175,11 +189,19 @@ class ShardLayoutCache:
 
 
 class _SmallFileReader:
-    """Reads small files for expressions. `holders`: the objects with the bytes of archive members, by key."""
+    """Reads small files for expressions, those of each extension in the order of `files`, and from rotational
+    disks many at a time. `holders`: the objects with the bytes of archive members, by key. Made in the loop,
+    read in a thread."""
 
-    def __init__(self, source: ShardSource) -> None:
+    def __init__(
+        self, source: ShardSource, files: Sequence[SourceObject], read_ahead: ShardReadAhead | None
+    ) -> None:
         self.source = source
         self.holders: dict[str, Record] = {}
+        self._files, self._read_ahead = files, read_ahead
+        self._loop = asyncio.get_running_loop()
+        self._loaded: dict[str, int] = {}  # by extension, the number of `files` up to which they are loaded
+        self._numbers: dict[str, int] = {}
 
     def __repr__(self) -> str:
         return f"<_SmallFileReader of {self.source}>"
@@ -188,30 +210,67 @@ class _SmallFileReader:
         """Return the bytes of a file; None if it is too large or has changed (blocking)."""
         if item.size > _CONTENT:
             return None
+        if self._read_ahead is not None and not item.name:
+            self._load_from(item, self._read_ahead)
         record = self.holders.get(item.key) if item.name else self.source.current_member_object(item)
         return None if record is None else self.source.read_member(item, record)
+
+    def _load_from(self, item: SourceObject, read_ahead: ShardReadAhead) -> None:
+        """Load a window of files that have this extension, from this one on (blocking)."""
+        if not self._numbers:
+            self._numbers = {file.key: number for number, file in enumerate(self._files)}
+        extension, first = splitext(item.key)[1], self._numbers.get(item.key, -1)
+        if first < self._loaded.get(extension, 0):
+            return
+        window: list[SourceObject] = []
+        size, stop = 0, first
+        for file in islice(self._files, first, None):
+            if size > read_ahead.window_bytes or len(window) == MAX_RANGES:
+                break
+            stop += 1
+            if file.size <= _CONTENT and splitext(file.key)[1] == extension:
+                window.append(file)
+                size += file.size
+        self._loaded[extension] = stop
+        with suppress(S3Error, MeshdError):  # the read of a file reports it
+            load = read_ahead.load_files(self.source, window)
+            asyncio.run_coroutine_threadsafe(load, self._loop).result()
 
 
 class ShardReader:
     """Reads shard views, for a worker."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, archives: ArchiveService, objects: RemoteObjects
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        archives: ArchiveService,
+        objects: RemoteObjects,
+        read_ahead: ShardReadAhead | None = None,
     ) -> None:
+        """`read_ahead`: on a node with rotational disks."""
         self._store, self._archives = store, archives
-        self._objects = objects
-        self._layouts = ShardLayoutCache(store, clock, archives, self._objects)
+        self._objects, self._read_ahead = objects, read_ahead
+        self._layouts = ShardLayoutCache(store, clock, archives, self._objects, read_ahead)
 
     def __repr__(self) -> str:
         return f"<ShardReader, {self._layouts}>"
 
     async def find_object(self, view: ShardsView, key: str) -> AssembledObject:
         """Return an object of the view. Raises S3Error NoSuchKey, UnprocessableSource."""
-        shard = await self.shard(view, key)
-        source = self._source(view)
+        laid, shard = await self._find(view, key)
+        source, ahead = self._source(view), self._read_ahead
+        loading = None
+        if ahead is not None:
+
+            async def load(offset: int, length: int) -> None:
+                open_source = partial(self._source, view)
+                await ahead.load(view, laid.layout, open_source, (shard, offset, length))
+
+            loading = ReadAhead(load, ahead.window_bytes)
         return AssembledObject(
             _record(shard),
-            shard_sources(source, shard),
+            shard_sources(source, shard, ahead=loading),
             lambda proofs: shard_sources(source, shard, proofs),
             partial(add_shard_places, source, shard),
         )
@@ -221,15 +280,19 @@ class ShardReader:
 
     async def shard(self, view: ShardsView, key: str) -> Shard:
         """Return a shard of the view. Raises S3Error NoSuchKey, UnprocessableSource."""
+        return (await self._find(view, key))[1]
+
+    async def _find(self, view: ShardsView, key: str) -> tuple[CachedLayout, Shard]:
         laid = await self._layouts.get_layout(view)
         shard = laid.layout.shards.get(key)
         if shard is not None:
             shard = await self._current(view, laid, shard)
             if shard is None:
-                shard = (await self._layouts.rescan(view)).layout.shards.get(key)
+                laid = await self._layouts.rescan(view)
+                shard = laid.layout.shards.get(key)
         if shard is None:
             raise S3Error("NoSuchKey", extra={"Key": key})
-        return shard
+        return laid, shard
 
     async def _current(self, view: ShardsView, laid: CachedLayout, shard: Shard) -> Shard | None:
         """Return the shard of the present objects; None if that needs a new layout.
