@@ -38,9 +38,14 @@ class LoadWindow:
     def __repr__(self) -> str:
         return f"<LoadWindow of {self._ranges} ranges, {len(self._far)} of them on other nodes>"
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more ranges."""
+        return self._ranges == MAX_RANGES
+
     def add_range(self, bucket: str, key: str, record: Record, offset: int, length: int) -> None:
         """Add bytes of an object."""
-        if not length or self._ranges == MAX_RANGES:
+        if not length or self.is_full:
             return
         self._ranges += 1
         if isinstance(record, RemoteRecord):

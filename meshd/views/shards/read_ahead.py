@@ -184,6 +184,8 @@ class ShardReadAhead:
     async def _load(self, source: ShardSource, reads: Iterable[ShardRange]) -> None:
         window = LoadWindow(source.store)
         for shard, offset, length in reads:
+            if window.is_full:
+                break
             with suppress(S3Error, MeshdError):  # the reader of these bytes reports it
                 if not await _seems_cached(source, shard, offset, length):
                     await add_shard_places(source, shard, window, offset, length)
@@ -229,6 +231,8 @@ async def add_shard_places(
     await source.lookup_remote({piece.object.key for piece in pieces if piece.object is not None})
     for number, piece in enumerate(pieces):
         assert piece.object is not None
+        if window.is_full:
+            return
         if number % _LOOKUPS == _LOOKUPS - 1:
             await asyncio.sleep(0)
         record = await source.require_member_object(piece.object)
