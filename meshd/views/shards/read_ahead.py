@@ -193,16 +193,17 @@ class ShardReadAhead:
 
 
 async def _seems_cached(source: ShardSource, shard: Shard, offset: int, length: int) -> bool:
-    """Whether, of the members that have these bytes, some are stored here, and a few of those are in the page
-    cache. Raises S3Error."""
+    """Whether a few of the members that have these bytes are in the page cache. Of those on other nodes, only
+    these know. Raises S3Error."""
     pieces = [piece for piece in all_pieces(list(shard.pieces(offset, length))) if piece.object is not None]
     probes: list[tuple[Record, int, int]] = []
     for piece in pieces[:: max(1, len(pieces) // _PROBES)]:
         assert piece.object is not None
         record = await source.require_member_object(piece.object)
-        if not isinstance(record, RemoteRecord):
-            probes.append((record, piece.offset, min(piece.length, _PROBED_BYTES)))
-    return bool(probes) and await asyncio.to_thread(_are_cached, source.store, probes)
+        if isinstance(record, RemoteRecord):
+            return False
+        probes.append((record, piece.offset, min(piece.length, _PROBED_BYTES)))
+    return await asyncio.to_thread(_are_cached, source.store, probes)
 
 
 def _are_cached(store: ObjectStore, ranges: Iterable[tuple[Record, int, int]]) -> bool:

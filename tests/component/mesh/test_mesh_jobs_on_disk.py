@@ -79,3 +79,23 @@ def test_other_nodes_read_what_a_client_names_in_the_order_of_their_disks(
     assert len(there) > OBJECTS / 4
     assert len(there) * SIZE <= seen.bytes < 1.3 * len(there) * SIZE, seen
     assert seen.seeks < len(there) / 8, seen
+
+
+def test_other_nodes_read_the_shards_of_a_view_in_the_order_of_their_disks(
+    stored: tuple[RotationalDisk, DaemonCluster],
+) -> None:
+    disk, mesh = stored
+    names = [f"train/{name}" for name in contents(OBJECTS, SIZE)]
+    there = sum(mesh.route_for("scattered", name, 1).read_set[0].node_id == "n1" for name in names)
+    view = {"kind": "shards", "prefix": "train/", "count": 50, "shuffle": 3}
+    request = {"bucket": "scattered", "name": "shards", "view": view}
+    assert mesh["n2"].request("POST", "/-/views", json.dumps(request).encode()).status == 200
+    client = mesh["n2"].client()
+    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket="scattered--shards")["Contents"]]
+    disk.drop_caches()
+    bodies = {key: client.get_object(Bucket="scattered--shards", Key=key)["Body"].read() for key in keys}
+    seen = disk.stats()
+    assert members(*bodies.values()) == contents(OBJECTS, SIZE)
+    assert there > OBJECTS / 4
+    assert there * SIZE <= seen.bytes < 1.3 * there * SIZE, seen
+    assert seen.seeks < there / 3, seen
