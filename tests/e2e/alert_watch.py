@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SHORTEST = 30  # seconds: six scrapes
 SHRUNK = 60
 """A minute of a window of the rules is a second of the copy's: half an hour without an upload is 30 s, three
-different hours are three different minutes."""
-_UNITS = {"m": 60, "h": 3600, "d": 86400}
+different hours are three different minutes. A day has six hours there, so that what lasts for one ends."""
+_UNITS = {"m": 60, "h": 3600, "d": 6 * 3600}
 _WINDOW = re.compile(r"\[(\d+)([mhd])(?::(\d+)([mhd]))?\]")
 
 
