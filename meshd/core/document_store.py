@@ -290,7 +290,7 @@ class DocumentStore:
         try:
             document = self.read_document(key)
         except CorruptExtentError as error:
-            document = await self._fetch(key)
+            document = await self.fetch_again(key)
             if document is None and key.startswith(_CREATED_AGAIN):
                 raise _damaged_document(key) from error
             if document is None and self._remote.single_node:
@@ -300,10 +300,11 @@ class DocumentStore:
             if self._remote.single_node:
                 raise
             document = None
-        return await self._fetch(key) if document is None else document
+        return await self.fetch_again(key) if document is None else document
 
-    async def _fetch(self, key: str) -> bytes | None:
-        """Fetches a shared document from another node and stores it; None if no other has it."""
+    async def fetch_again(self, key: str) -> bytes | None:
+        """Fetches a shared document that is missing or damaged from another node and stores it; None if no
+        other has it, or it was deleted. Raises BatchError Busy if a node that may have it is silent."""
         if self._remote.single_node or self.is_gone(key):
             return None
         document = await self._remote.fetch_document(key)

@@ -31,7 +31,8 @@ from meshd.cluster.replication.replicated_store import ReplicatedStore
 from meshd.control.cluster_map_store import ClusterMapStore
 from meshd.control.cluster_secret import ClusterSecret
 from meshd.control.control_api import ControlError
-from meshd.core.document_store import SHARED_PREFIXES
+from meshd.core.document_store import SHARED_PREFIXES, DocumentStore
+from meshd.documents.document_repairer import DocumentRepairer
 from meshd.errors import StartupError
 from meshd.objects.buckets.service import BucketHandlers, BucketService, ChangeBroadcast, PeerBuckets
 from meshd.origins.cache.peer_cache import PeerCacheServer
@@ -272,12 +273,19 @@ def scrub_scheduler(node: NodeContext, own_rebalancer: Rebalancer | None) -> Scr
     """Return this node's scrub scheduler, which runs in its coordinator."""
     rest = InLoopThrottle(node.clock).yield_to_clients
     repairer = Repairer(node.store, sync_source(node), node.mesh, partial(RemoteSyncPeer, node.peers), rest)
+    documents = DocumentStore(node.store, node.objects.documents, removals=node.removals)
+    document_repairer = DocumentRepairer(node.store, documents, node.mesh)
+
+    async def repair(count: Callable[[int], None]) -> None:
+        await repairer.repair_quarantined(count)
+        await document_repairer.repair_quarantined(count)
+
     return ScrubScheduler(
         node.settings.node_id,
         node.store,
         node.control,
         node.clock,
-        repair=repairer.repair_quarantined,
+        repair=repair,
         compare=_no_peers if own_rebalancer is None else own_rebalancer.wait_until_compared,
         throttle=RateLimiter(node.clock, rest, node.settings.scrub_rate).throttle,
         every=node.settings.scrub_interval,

@@ -16,6 +16,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from click.testing import CliRunner
 
+import meshsdk
 from meshd.config import StoreSettings
 from meshd.store.tools.fsck import check_store
 from meshsdk.cli.cluster import cluster
@@ -184,6 +185,33 @@ def test_a_disk_emptied_under_a_running_node(mesh: DaemonCluster, place: Path) -
         await_end(reader)
     assert wrong == []
     _read_everywhere(mesh, bodies | written)
+
+
+def _make_plans(mesh: DaemonCluster, seeds: range) -> list[str]:
+    """Documents of the mesh itself: each node stores them by itself, in either of its disks."""
+    node = mesh["n1"]
+    with meshsdk.connect(node.endpoint, access_key=node.access_key, secret_key=node.secret_key) as client:
+        for number in range(4):
+            client.put("disks", f"samples/{number}.bin", bytes([number]) * 100)
+        dataset = meshsdk.open("s3://disks/samples/", {"data": "bin"}, client=client)
+        plans = []
+        for seed in seeds:
+            with meshsdk.Loader(dataset, 2, seed=seed, shuffle=True, output="numpy") as loader:
+                plans.append(loader.plan.hash)
+    return plans
+
+
+def test_documents_of_the_mesh_on_a_lost_disk_come_back(mesh: DaemonCluster, place: Path) -> None:
+    """Nobody reads them: the quarantine ends all the same, and with it the alert DamagedData."""
+    plans = _make_plans(mesh, range(12))
+    assert len(set(plans)) == 12
+    mesh.kill("n2")
+    shutil.rmtree(_disk(place, "two"))
+    mesh.up("n2")
+    _await(mesh, lambda: "documents left quarantine" in mesh["n2"].output())
+    _await(mesh, lambda: mesh.metric("n2", "meshd_store_quarantined") == 0 and _is_whole(mesh))
+    for digest in plans:
+        assert mesh["n2"].request("GET", f"/-/plans/{digest}").status == 200
 
 
 def test_a_disk_that_has_the_only_copy_is_not_given_up_unasked(mesh: DaemonCluster, place: Path) -> None:
