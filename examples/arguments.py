@@ -34,6 +34,12 @@ def positive(text: str) -> int:
     return number
 
 
+def show_progress(text: str) -> None:
+    """Show where a terminal's user is, in one line that the next one replaces; "" ends it."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}" if text else "", end="" if text else "\n", file=sys.stderr, flush=True)
+
+
 def run(main: Callable[[], object]) -> None:
     """An example as a command: Ctrl-C ends it without a word, and with the shell's code for it."""
     try:

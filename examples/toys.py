@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import meshsdk as mesh
-from examples.arguments import command_line, positive, run
+from examples.arguments import command_line, positive, run, show_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,8 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with mesh.connect() as client:
         client.create_bucket(bucket)
         for make in (photographs, scenes, texts, waves, graph, sounds):
-            for name, body in make(options.samples):
+            for number, (name, body) in enumerate(make(options.samples), 1):
                 client.put(bucket, f"{prefix}/{name}" if prefix else name, body)
+                show_progress(f"{make.__name__}: {number} objects")
+            show_progress("")
     print(f"{options.samples} photographs, scenes, texts, waves, nodes and sounds are below {options.target}")
 
 

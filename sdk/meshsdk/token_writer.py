@@ -138,6 +138,12 @@ def _token_field(dataset: Dataset) -> tuple[str, str]:
     ((name, found),) = schema.items()
     if found.shape is not None:
         raise ConfigurationError(f"the field {name!r} is {found}: leave out pad_to and pack")
+    if not dataset.ops and found.dtype == "uint8":
+        raise ConfigurationError(
+            f"the field {name!r} has the bytes of files, not tokens: ds.map(ops.tokenize({name!r}, "
+            '"s3://BUCKET/tokenizer.json")) tokenises them; mesh.open reads files that already have tokens '
+            'with kind="tokens"'
+        )
     try:
         return name, stored_dtype(found.dtype)
     except TokenIndexError as error:

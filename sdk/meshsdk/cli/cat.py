@@ -100,9 +100,9 @@ def head(
     kind: Kind,
     condition: str | None,
 ) -> None:
-    """Write the first bytes of an object; for a folder, or with --field, the fields and first samples of
-    the dataset it forms. A terminal gets the first files of an archive, and is told what other objects are
-    whose bytes are no text.
+    """Write the first bytes of an object; for a folder, or with --field or --kind, the fields and first
+    samples of the dataset it forms. A terminal gets the first files of an archive, and is told what other
+    objects are whose bytes are no text.
 
     \b
     mesh head -c 100 s3://logs/today.txt
@@ -113,7 +113,7 @@ def head(
     mesh head s3://imagenet/records/ --kind tfrecord
     """
     with session.make_client() as client:
-        if not url.is_folder and not fields and condition is None:
+        if not url.is_folder and not fields and condition is None and kind == "auto":
             data = _beginning(client, url, count)
             if data is not None:
                 if sys.stdout.isatty() and _is_binary(data):

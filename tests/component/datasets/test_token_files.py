@@ -138,3 +138,10 @@ def test_bad_texts_and_files_are_told(client: Client) -> None:
     client.put("corpus", "lies/a.idx", encode_token_index(np.array([2]), "uint16"))
     with pytest.raises(BadSampleError, match="outside its token file"):
         mesh.open("s3://corpus/lies", kind="tokens", client=client)
+
+
+def test_bytes_of_files_are_no_tokens(client: Client) -> None:
+    raw = mesh.open("s3://corpus/v1/", {"tokens": "jsonl"}, client=client, kind="objects")
+    with pytest.raises(ConfigurationError, match=r"ops\.tokenize"):
+        mesh.write_tokens(raw, "s3://corpus/none")
+    assert list(client.list("corpus", "none")) == []

@@ -326,6 +326,8 @@ def test_head_and_bench_of_a_dataset(mesh: Any, s3: Any, bucket: str) -> None:
     assert "samples/s" in mesh("bench", f"s3://{bucket}/p", *ops, "-b", "4")
     assert "50 GETs" in mesh("bench", "--gets", "-n", "50", "-c", "4", f"s3://{bucket}/p/")
     assert "nothing is under" in mesh("head", f"s3://{bucket}/none/", code=3)
+    (first, *_) = lines(mesh("--json", "ls", "-r", f"s3://{bucket}/p/"))
+    assert "open its folder" in mesh("head", f"s3://{bucket}/{first['key']}", "--kind", "lines", code=3)
 
 
 class Terminal(io.StringIO):
