@@ -90,6 +90,42 @@ def test_a_store_that_cannot_join_is_no_settled_mesh() -> None:
     assert found["status"]["phase"] == "Degraded"
 
 
+def test_it_names_the_disks_that_are_out_of_service_or_full() -> None:
+    api = Api()
+    world = World(api)
+    asyncio.run(play(world, SCENES[:1]))
+
+    def state_of(*disks: dict[str, object]) -> dict[str, str]:
+        world.set_document("scrubs/mesh-s-1", {"disks": disks, "quarantined": 0})
+        asyncio.run(Operator(api).loop.reconcile(NAMESPACE, NAME))
+        return told(api, "DisksHealthy")
+
+    def column() -> object:
+        found = api.find("meshclusters", NAME)
+        return None if found is None else found["status"].get("trouble")
+
+    fine = {"path": "/var/lib/meshd/fast/data", "serves": True, "full": 40}
+    assert state_of(fine)["status"] == "True"
+    assert column() is None
+    lost = {
+        "path": "/var/lib/meshd/slow/data",
+        "serves": False,
+        "why": "failed: put an empty disk in its place",
+    }
+    found = state_of(fine, lost)
+    assert (found["status"], found["reason"]) == ("False", "Failed")
+    assert found["message"] == (
+        "/var/lib/meshd/slow/data of mesh-s-1: failed: put an empty disk in its place"
+    )
+    assert column() == "Disk: mesh-s-1"
+    found = state_of(fine | {"full": 100, "refuses_writes": True})
+    assert (found["status"], found["reason"]) == ("False", "Full")
+    assert found["message"] == "/var/lib/meshd/fast/data of mesh-s-1: full, so it takes no new data"
+    assert state_of(fine)["status"] == "True"
+    assert column() is None
+    assert told(api, "Degraded")["status"] == "False"
+
+
 def test_what_a_mesh_says_of_its_nodes_can_be_read_at_the_nodes() -> None:
     """Who waits for a condition of the mesh looks at its nodes next: their statuses are written first."""
     api = Api()

@@ -144,14 +144,19 @@ class World:
 
     def _clear(self, name: str, version: int) -> None:
         """A daemon says that it has let go of what others own."""
-        place = ("configmaps", NAMESPACE, f"moves-{name}")
-        data = {"value": json.dumps({"version": version, "clear": version})}
+        self.set_document(f"moves/{name}", {"version": version, "clear": version})
+
+    def set_document(self, key: str, document: object) -> None:
+        """A daemon writes to the control store."""
+        topic, _, name = key.partition("/")
+        place = ("configmaps", NAMESPACE, f"{topic}-{name}")
+        data = {"value": json.dumps(document)}
         if (self.api.objects.get(place) or {}).get("data") != data:
             metadata = {
                 "name": place[2],
                 "namespace": NAMESPACE,
-                "labels": _LABELS | {"shardmesh.io/topic": "moves"},
-                "annotations": {"shardmesh.io/key": f"moves/{name}"},
+                "labels": _LABELS | {"shardmesh.io/topic": topic},
+                "annotations": {"shardmesh.io/key": key},
             }
             self.api.put("configmaps", {"kind": "ConfigMap", "metadata": metadata, "data": data})
 

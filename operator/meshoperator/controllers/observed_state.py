@@ -21,7 +21,7 @@ from meshoperator.cluster_model import (
     Cluster,
     HostNode,
 )
-from meshoperator.planners.cluster_state import ClusterState, Pod
+from meshoperator.planners.cluster_state import ClusterState, Disk, Pod
 from meshoperator.planners.disk_affinity import MACHINE, MACHINES_TOPIC, recorded_machine, usable_machines
 from meshoperator.planners.exit_message import exit_message
 from meshoperator.planners.manifests import cluster_manifests
@@ -241,12 +241,23 @@ class Observer:
             {name: int(each.get("clear") or 0) for name, each in work.items()},
             await self._troubles.explain_sets(cluster, sets, pods),
             usable_machines(cluster, await load_machines(self._kube, cluster.namespace, cluster.name)),
+            await self._disks(cluster),
         )
         return ObservedState(cluster, sight, tuple(sets), tuple(nodes), work)
 
     async def _work(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
         found = await load_documents(self._kube, cluster.namespace, cluster.name, "moves")
         return {name: json.loads(each["data"]["value"]) for name, each in found.items()}
+
+    async def _disks(self, cluster: Cluster) -> dict[str, tuple[Disk, ...]]:
+        found = await load_documents(self._kube, cluster.namespace, cluster.name, "scrubs")
+        return {
+            name: tuple(
+                Disk(each["path"], each["serves"], each.get("why", ""), each.get("refuses_writes", False))
+                for each in json.loads(document["data"]["value"]).get("disks") or ()
+            )
+            for name, document in found.items()
+        }
 
 
 async def load_documents(kube: Kube, namespace: str, cluster: str, topic: str) -> dict[str, Manifest]:

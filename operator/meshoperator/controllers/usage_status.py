@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
@@ -17,12 +18,13 @@ from meshoperator.daemon_client import DaemonError, UnreachableError
 from meshoperator.resources import MeshClusterSpec, ResourceError, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from meshoperator.cluster_model import Manifest
     from meshoperator.daemon_client import DaemonClient, MeshAccess
     from meshoperator.kube.client import Kube
     from meshoperator.resources.cluster import NodePool
+    from meshoperator.resources.cluster_disks import Tier
 
 _log = logging.getLogger(__name__)
 _CHANGE: Final = 0.01
@@ -87,7 +89,7 @@ class UsageUpdater:
 
 
 def node_usage(usage: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
-    """Return the usage for a MeshNode status. A daemon lists its disks in the order of the pool's tiers."""
+    """Return the usage for a MeshNode status."""
     return {
         "objects": usage["objects"],
         "bytes": usage["bytes"],
@@ -99,10 +101,21 @@ def node_usage(usage: Mapping[str, Any], pool: NodePool) -> dict[str, Any]:
                 "capacity": disk["total"],
                 "used": disk["total"] - disk["free"],
             }
-            # lengths differ during a rollout
-            for tier, disk in zip(pool.data_tiers, usage["disks"], strict=False)
+            for tier, disk in _tier_disks(pool, usage["disks"])
         ],
     }
+
+
+def _tier_disks(
+    pool: NodePool, disks: Sequence[Mapping[str, Any]]
+) -> Iterable[tuple[Tier, Mapping[str, Any]]]:
+    """Return the tiers of a daemon's disks, which it lists in the order of the pool's tiers. While one is out
+    of service, or a pool with other tiers is rolled out, there are not as many: then their paths tell."""
+    tiers = pool.data_tiers
+    if len(disks) == len(tiers):
+        return zip(tiers, disks, strict=True)
+    by_name = {PurePosixPath(disk["path"]).parent.name: disk for disk in disks}
+    return [(tier, by_name[tier.name]) for tier in tiers if tier.name in by_name]
 
 
 def total_usage(tiers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

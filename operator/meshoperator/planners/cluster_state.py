@@ -35,13 +35,23 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk of a daemon. `why`: the reason it is out of service, or should be."""
+
+    path: str
+    serves: bool
+    why: str = ""
+    refuses_writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterState:
     """The observed state. `replicas`: of existing StatefulSets; `wanted`, `templates`: by pool; `desired`:
     desiredState by node id; `cordoned`: Kubernetes nodes that accept no more pods; `hosts`: existing
     Kubernetes nodes and whether they are ready, None if they may not be read; `clear`: by node id, the
     newest map version under which a daemon had released everything that others own; `unmade`: by pool, why
     Kubernetes creates no more pods; `machines`: by node id, the Kubernetes node whose disks have the daemon's
-    directory."""
+    directory; `disks`: by node id, as the daemon last reported them."""
 
     cluster: str
     spec: MeshClusterSpec
@@ -56,6 +66,7 @@ class ClusterState:
     clear: Mapping[str, int] = field(default_factory=dict)
     unmade: Mapping[str, str] = field(default_factory=dict)
     machines: Mapping[str, str] = field(default_factory=dict)
+    disks: Mapping[str, tuple[Disk, ...]] = field(default_factory=dict)
 
 
 def is_settled(sight: ClusterState) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from meshoperator.cluster_model import Cluster, Manifest
-    from meshoperator.planners.cluster_state import ClusterState, Pod
+    from meshoperator.planners.cluster_state import ClusterState, Disk, Pod
     from meshoperator.planners.rollout_planner import Actions
 
 
@@ -119,6 +119,8 @@ _AMISS: Final = {
 """Node states, and what happens next."""
 _STUCK: Final = "the condition Available gives the reason; all data is on the other nodes"
 DISKS_APART: Final = "DisksApart"
+DISKS_HEALTHY: Final = "DisksHealthy"
+_LOST, _FULL = "out of service", "full, so it takes no new data"
 _NAMED: Final = 5
 _SENTENCE: Final = 900
 Condition = tuple[str, bool | None, str, str]  # type, whether, reason, message
@@ -195,6 +197,7 @@ def cluster_status(
             "Shared" if beside else "Apart",
             beside or "no older MeshCluster uses its directories",
         ),
+        _disks_condition(sight),
     ]
     status: dict[str, Any] = {
         "observedGeneration": document["metadata"].get("generation"),
@@ -204,7 +207,8 @@ def cluster_status(
         "desired": desired,
         "ready": ready,
         "endpoint": cluster.endpoint,
-        "trouble": brief_text(stuck_pods(sight.pods)) or None,  # None deletes an old message
+        # None deletes an old message.
+        "trouble": brief_text(stuck_pods(sight.pods)) or _brief_disks(sight) or None,
     }
     return status | ({"mapVersion": sight.map.version} if sight.map else {})
 
@@ -229,6 +233,36 @@ def _degraded_reasons(sight: ClusterState) -> str:
     if stuck := sorted(outside & stuck_pods(sight.pods).keys()):
         said.append(f"{_listed(stuck)} cannot join: {_STUCK}")
     return "; ".join(said)
+
+
+def _troubled_disks(sight: ClusterState) -> list[tuple[str, Disk]]:
+    """Return the disks that are or should be out of service, or take no new data, with their nodes' ids."""
+    known = sorted(node.node_id for node in sight.map.nodes) if sight.map else []
+    return [
+        (name, disk)
+        for name in known
+        for disk in sight.disks.get(name, ())
+        if disk.why or disk.refuses_writes or not disk.serves
+    ]
+
+
+def _disks_condition(sight: ClusterState) -> Condition:
+    found = _troubled_disks(sight)
+    failed = any(not disk.serves for _, disk in found)
+    said = [f"{disk.path} of {name}: {disk.why or (_FULL if disk.serves else _LOST)}" for name, disk in found]
+    more = [f"{len(said) - _NAMED} more"] if len(said) > _NAMED else []
+    return (
+        DISKS_HEALTHY,
+        not found,
+        "Failed" if failed else "Full" if found else "Healthy",
+        "; ".join([*said[:_NAMED], *more])[:_SENTENCE] or "every disk is in service and takes data",
+    )
+
+
+def _brief_disks(sight: ClusterState) -> str:
+    """Return a short text for a column: a node with such a disk."""
+    names = list(dict.fromkeys(name for name, _ in _troubled_disks(sight)))
+    return f"Disk: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "") if names else ""
 
 
 def _unready(sight: ClusterState, namespace: str) -> str:

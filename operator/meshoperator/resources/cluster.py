@@ -358,7 +358,10 @@ class MeshClusterStatus(Part, frozen=True, kw_only=True):
     trouble: (
         Annotated[
             Text,
-            Meta(description="Why daemons do not start, in a few words; details are in Available."),
+            Meta(
+                description="In a few words why daemons do not start, or whose disks fail or are full; "
+                "details are in the conditions."
+            ),
         ]
         | None
     ) = None

@@ -34,6 +34,14 @@ def test_disks_are_tiers_in_their_order() -> None:
     assert total_usage([*found["tiers"], *found["tiers"]])[0] == {"name": "fast", "capacity": 200, "used": 80}
 
 
+def test_a_lost_disk_does_not_give_its_name_to_another() -> None:
+    (pool,) = parse(MeshClusterSpec, {"image": "i:1", "nodePools": [POOL]}).node_pools
+    slow = {"path": "/var/lib/meshd/slow/data", "free": 900, "total": 1000}
+    found = node_usage(TOLD | {"disks": [slow]}, pool)
+    assert [(tier["name"], tier["capacity"]) for tier in found["tiers"]] == [("slow", 1000)]
+    assert node_usage(TOLD | {"disks": []}, pool)["tiers"] == []
+
+
 def test_only_what_has_changed_by_a_percent_is_written() -> None:
     before = {"bytes": 1000, "tiers": [{"name": "a", "used": 1000}], "state": "up"}
     assert not is_changed(before, {"bytes": 1009, "tiers": [{"name": "a", "used": 995}]})
