@@ -117,29 +117,29 @@ class _Admitted(NamedTuple):
 
 
 class IncompleteBodies:
-    """PUTs whose bodies have not arrived. A client that sends nothing for `seconds` leaves the fast path: one
-    timer for all of them, because one for each costs as much as reading the body."""
+    """PUTs whose bodies have not arrived. After `seconds` they leave the fast path, which does not watch how
+    slowly a client sends. One timer for all of them: one for each costs as much as reading the body."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._pause = seconds, min(5.0, seconds / 4)
-        self._puts: set[PendingPut] = set()
+        self._puts: dict[PendingPut, float] = {}  # with the times at which they began
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<IncompleteBodies {len(self._puts)}>"
 
-    def add(self, put: PendingPut) -> None:
-        self._puts.add(put)
+    def add(self, put: PendingPut, began: float) -> None:
+        self._puts[put] = began
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._pause, self._scan)
 
     def discard(self, put: PendingPut) -> None:
-        self._puts.discard(put)
+        self._puts.pop(put, None)
 
     def _scan(self) -> None:
         loop = asyncio.get_running_loop()
         latest = loop.time() - self._seconds
-        for put in [put for put in self._puts if put.last_received < latest]:
+        for put in [put for put, began in self._puts.items() if began < latest]:
             put.hand_over()
         self._timer = loop.call_later(self._pause, self._scan) if self._puts else None
 
@@ -171,11 +171,6 @@ class PendingPut(PendingResponse):
         return self._answered
 
     @property
-    def last_received(self) -> float:
-        """When the client last sent data, on the loop's clock."""
-        return self._connection.last_received
-
-    @property
     def closes_connection(self) -> bool:
         return self.is_last and not self.held
 
@@ -189,7 +184,7 @@ class PendingPut(PendingResponse):
             self._commit()
         else:
             self._body = bytearray(body)
-            self._incomplete.add(self)
+            self._incomplete.add(self, self._connection.last_received)
 
     # --- called by the connection ---------------------------------------------------------------------------
 
