@@ -1,7 +1,7 @@
-"""The data directory of a daemon: created, checked, and locked for its lifetime.
+"""The data directory and the disks of a daemon: created, checked, and locked for its lifetime.
 
-Nothing in the data directory is touched before its lock is held. The kernel holds the lock (flock) and
-releases it when the last process of the daemon has ended, for whatever reason.
+Nothing in the data directory is touched before its lock is held, and no disk before its own. The kernel holds
+the locks (flock) and releases them when the last process of the daemon has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from meshd.util.durable_directories import make_directory, sync_directory
 from meshd.util.file_locks import ENDING_SECONDS, lock_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from meshd.config import NodeSettings, StoreSettings
 
 _log = logging.getLogger("meshd.disks")
@@ -29,10 +31,12 @@ _MIN_FREE_BYTES = 2 << 20  # bytes
 
 
 class DaemonLock:
-    """Holds `<data_dir>/lock`. Children inherit it, so it is held until the last of them has ended."""
+    """Holds `<data_dir>/lock` and the directories of the disks. Children inherit them, so they are held until
+    the last of them has ended."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / "lock"
+        self._disks: list[int] = []
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._take()
@@ -56,9 +60,24 @@ class DaemonLock:
         written = os.pread(self._fd, 32, 0).strip()
         return int(written) if written.isdigit() else 0
 
+    def lock_disks(self, disks: Iterable[Path]) -> None:
+        """Lock the directories of the disks: an empty one must not be put into service by two daemons. One
+        that cannot be opened, or whose file system has no locks, is left to recovery. Raises
+        DirectoryInUseError."""
+        for disk in dict.fromkeys(disks):
+            with suppress(OSError):
+                fd = os.open(disk, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._disks.append(fd)
+                if not lock_file(fd, fcntl.LOCK_EX, ENDING_SECONDS):
+                    raise DirectoryInUseError(
+                        f"the disk {disk} is in use by another meshd; stop that one, or remove {disk} from "
+                        "--disk of one of them"
+                    )
+
     def release(self) -> None:
-        """Release the lock; another daemon gets it once the children have ended too."""
-        os.close(self._fd)
+        """Release the locks; another daemon gets them once the children have ended too."""
+        for fd in (*self._disks, self._fd):
+            os.close(fd)
 
 
 def _alive(pid: int) -> bool:
@@ -82,6 +101,7 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
     except OSError as error:
         raise ConfigError(f"cannot write in {store.data_dir}: {error.strerror}") from error
     try:
+        lock.lock_disks(store.disks)
         _require_free_space(store.data_dir)
         _move_cache_index(settings)
         for directory in (cache.data_dir, cache.index_dir):
@@ -90,7 +110,7 @@ def prepare_data_dir(settings: NodeSettings) -> DaemonLock:
         _create(settings.origin_credentials, writes=False)  # in Kubernetes a Secret, mounted read-only
         for disk in cache.disks:
             _create(disk, is_disk=True)
-    except ConfigError:
+    except (ConfigError, DirectoryInUseError):
         lock.release()
         raise
     return lock

@@ -132,6 +132,20 @@ def test_a_second_daemon_on_the_directory_is_refused(daemon: Daemon) -> None:
     assert "in use by another meshd" in outcome.stderr
 
 
+def test_an_empty_disk_is_not_given_to_two_daemons(tmp_path: Path) -> None:
+    """Its marker says nothing to the second as long as no file is on it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with Daemon.start(tmp_path / "one", args=("--disk", str(disk))) as daemon:
+        marker = (disk / "extents" / "DISK").read_bytes()
+        outcome = refused("--data-dir", str(tmp_path / "two"), "--disk", str(disk))
+        assert outcome.returncode == 2
+        assert f"the disk {disk} is in use by another meshd" in outcome.stderr
+        assert (disk / "extents" / "DISK").read_bytes() == marker
+        daemon.kill()
+        daemon.restart()  # the lock ends with its processes
+
+
 def test_a_taken_port_is_refused_though_ports_are_shared(daemon: Daemon, tmp_path: Path) -> None:
     outcome = refused("--data-dir", str(tmp_path), "--listen", daemon.endpoint.removeprefix("http://"))
     assert outcome.returncode == 2
