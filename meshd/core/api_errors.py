@@ -208,12 +208,15 @@ def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
     if isinstance(error, errors.CorruptExtentError) and (known := error.name or name):
         return S3Error("InternalError", f"{known} is damaged on disk; put the same bytes again.")
     if isinstance(error, errors.IndexFullError):
-        return S3Error("InsufficientStorage", errors.INDEX_FULL)
+        return S3Error("InsufficientStorage", error.told)
     return S3Error(_CODES.get(type(error), "InternalError"))
 
 
 def to_batch_error(error: errors.StoreError) -> BatchError:
     """Translates a store error into an error of the native API."""
+    if isinstance(error, errors.IndexMapFullError):
+        what, help = "the node's index has reached its limit", "set a higher index-map and restart the node"
+        return BatchError("Busy", what, help=help, retry_after=60)
     if isinstance(error, errors.IndexFullError):
         what, help = "the file system of the node's index is full", "free space under its --index-dir"
         return BatchError("Busy", what, help=help, retry_after=60)

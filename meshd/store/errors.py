@@ -7,7 +7,7 @@ this package.
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import ClassVar, Final
 
 from meshd.errors import MeshdError
 
@@ -16,6 +16,11 @@ INDEX_FULL: Final = (
     "or enlarge it: deleting objects does not help."
 )
 """What clients, and nodes that need this one for a write, are told of an IndexFullError."""
+INDEX_MAP_FULL: Final = (
+    "The index of this node has reached its limit, the setting `index-map`. Set a higher one and restart the "
+    "node: deleting objects does not help."
+)
+"""The same of an IndexMapFullError."""
 
 
 class StoreError(MeshdError):
@@ -41,7 +46,16 @@ class DiskFullError(StoreError):
 
 
 class IndexFullError(DiskFullError):
-    """The file system of the index has no space. Deleting objects frees none of it."""
+    """The file system of the index has no space. Deleting objects frees none of it. `told`: the text for
+    clients and other nodes."""
+
+    told: ClassVar[str] = INDEX_FULL
+
+
+class IndexMapFullError(IndexFullError):
+    """The index has the size of its map (`index-map`), whatever space its file system has."""
+
+    told: ClassVar[str] = INDEX_MAP_FULL
 
 
 class NodeFullError(DiskFullError):

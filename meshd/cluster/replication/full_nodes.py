@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meshd.rpc.peer_client import PeerRefusedError
-from meshd.store.errors import INDEX_FULL, IndexFullError, NodeFullError
+from meshd.store.errors import INDEX_FULL, INDEX_MAP_FULL, IndexFullError, NodeFullError
+from meshwire.errors import CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PAUSE: Final = 1.0
 """Seconds for which a rejection is remembered."""
+OWN_TEXTS: Final = frozenset({CODES["InsufficientStorage"].message, INDEX_FULL, INDEX_MAP_FULL})
+"""What a node that is full says of itself, and not of a replica."""
 _NOTHING_CHANGED: Final = "Nothing was changed."
 
 
@@ -80,7 +83,13 @@ def outcome_unknown(node_id: str, why: BaseException | None) -> NodeFullError:
 
 
 def _full(node_id: str, why: BaseException | None) -> str:
-    if isinstance(why, IndexFullError) or (isinstance(why, PeerRefusedError) and why.message == INDEX_FULL):
+    told = why.told if isinstance(why, IndexFullError) else getattr(why, "message", "")
+    if told == INDEX_MAP_FULL:
+        return (
+            f"The index of node {node_id}, which this write needs, has reached its limit, the setting "
+            "`index-map`: set a higher one there and restart that node; deleting objects does not help"
+        )
+    if told == INDEX_FULL:
         return (
             f"There is no space left on the file system of the index (`--index-dir`) of node {node_id}, "
             "which this write needs: free space there, or enlarge it; deleting objects does not help"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from meshd.cluster.read_barrier import ANSWER_VALID_SECONDS, ReadBarrier
 from meshd.cluster.replication.clock_errors import skew_error
-from meshd.cluster.replication.full_nodes import is_full, nothing_changed
+from meshd.cluster.replication.full_nodes import OWN_TEXTS, is_full, nothing_changed
 from meshd.cluster.replication.primary_handover import HAND_OVER, HandedName
 from meshd.cluster.replication.replicator import WRITE_TIMEOUT, Replicator
 from meshd.cluster.replication.unconfirmed_writes import UnconfirmedWrites
@@ -35,7 +35,6 @@ from meshd.errors import MeshdError
 from meshd.rpc.peer_client import PeerClockError, PeerRefusedError, PeerUnreachableError, StaleMapError
 from meshd.rpc.peer_rpc import BodyFramingError
 from meshd.store.errors import (
-    INDEX_FULL,
     ConditionFailedError,
     ConditionMissingError,
     DiskFullError,
@@ -48,7 +47,6 @@ from meshd.store.records import NO_DEADLINE, WriteContext
 from meshd.telemetry import metrics
 from meshwire.cluster import routes
 from meshwire.cluster.cluster_map import REACHABLE_STATES
-from meshwire.errors import CODES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -437,8 +435,9 @@ class PrimaryWrites:
 def write_failed(node: Node, error: PeerRefusedError) -> StoreError:
     """Returns the error of a write that its primary refused."""
     if is_full(error):
-        own = error.message in (CODES["InsufficientStorage"].message, INDEX_FULL)  # else it names a replica
-        return nothing_changed(node.node_id, error) if own else NodeFullError(error.message)
+        if error.message not in OWN_TEXTS:  # it names a replica
+            return NodeFullError(error.message)
+        return nothing_changed(node.node_id, error)
     return skew_error((error,), "nothing was changed") or NotReplicatedError(
         f"node {node.node_id} failed as the primary of this name: {error}; {_UNKNOWN}"
     )

@@ -16,7 +16,12 @@ import msgspec
 
 from meshd.errors import OWN_FILES
 from meshd.store.disks.layout import FORMAT
-from meshd.store.errors import DiskFailedError, DiskFullError, FormatError, IndexFullError
+from meshd.store.errors import (
+    DiskFailedError,
+    FormatError,
+    IndexFullError,
+    IndexMapFullError,
+)
 from meshd.store.index.change_log import ChangeLog, RecordedTable
 from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.data_file_table import DataFileTable
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
+    from meshd.store.errors import DiskFullError
     from meshd.store.records import DiskStats, EntryPage, Page, StoreChanges, VersionPage
 
 
@@ -346,7 +352,7 @@ def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
     full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if isinstance(error, lmdb.MapFullError):
-        return DiskFullError("the index is full; raise index-map and restart")
+        return IndexMapFullError("the index has the size of index-map; set a higher one and restart the node")
     if full:
         return IndexFullError("the file system of the index is full; free space under --index-dir")
     return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 from contextlib import closing
@@ -14,7 +15,7 @@ from meshd.config import StoreSettings
 from meshd.process.periodic_tasks import compact
 from meshd.store.disks.layout import reserves_kept
 from meshd.store.engine.compaction import _RESERVES_KEPT
-from meshd.store.errors import DiskFullError, IndexFullError
+from meshd.store.errors import DiskFullError, IndexFullError, IndexMapFullError
 from meshd.store.records import Meta, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
@@ -228,6 +229,28 @@ def test_the_index_keeps_room_for_deletions(settings: StoreSettings, free: Free)
         await put_object(store, "l", b"x")
 
     run(settings, doing)
+
+
+def test_an_index_of_the_size_of_its_map_says_what_to_set(tmp_path: Path) -> None:
+    """And nothing that was acknowledged is lost."""
+    settings = StoreSettings.at(tmp_path, index_map_bytes=1 << 20)
+    kept: list[str] = []
+
+    async def fill(store: Store) -> None:
+        for number in range(10_000):
+            await put_object(store, key := f"{number:0200}", b"x")
+            kept.append(key)
+
+    with pytest.raises(IndexMapFullError, match=r"size of index-map; set a higher one"):
+        run(settings, fill)
+    larger = dataclasses.replace(settings, index_map_bytes=1 << 24)
+
+    async def go_on(store: Store) -> None:
+        assert [key for key in kept if store.get("b", key) is None] == []
+        await put_object(store, "another", b"x")
+
+    run(larger, go_on)
+    assert check_store(larger).clean
 
 
 @pytest.mark.parametrize("size", [700, LARGE])

@@ -53,6 +53,9 @@ def test_a_full_disk_is_told_as_such() -> None:
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
     assert "--index-dir" in refusal.message
     assert "deleting objects does not help" in refusal.message
+    refusal = to_s3_error(errors.IndexMapFullError("no room"))
+    assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
+    assert "`index-map`" in refusal.message
 
 
 def test_a_damaged_object_is_logged_when_it_is_found_not_with_every_read(
