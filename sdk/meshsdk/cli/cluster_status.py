@@ -113,9 +113,14 @@ def _away(found: dict[str, Any]) -> Iterator[str]:
     """Explain the effect of nodes that are away, and what to do."""
     away = [node for node in found["nodes"] if node["state"] == "away"]
     needed = [node["id"] for node in away if node["only_copies"]]
+    hanging = [node["id"] for node in away if _left_by_itself(node)]
+    help_ = [f"{', '.join(hanging)} left because a disk hangs: {_HANGS}"] if hanging else []
     if needed:
+        restart = [node for node in needed if node not in hanging]
+        if restart:
+            help_.append(f"restart {', '.join(restart)}, the last to leave first")
         yield (
-            f"some data cannot be read or written: restart {', '.join(needed)}, the last to leave first; "
+            f"some data cannot be read or written: {'; '.join(help_)}; "
             "`mesh cluster lost NODE --anyway` permanently gives up data that only it has"
         )
     elif away:
@@ -123,8 +128,6 @@ def _away(found: dict[str, Any]) -> Iterator[str]:
         copied = (
             f" (after {_time(round(after))} away, the data of a node is copied to others)" if after else ""
         )
-        hanging = [node["id"] for node in away if _left_by_itself(node)]
-        help_ = [f"{', '.join(hanging)} left because a disk hangs: {_HANGS}"] if hanging else []
         if len(hanging) < len(away):
             help_.append("restart the nodes that are away" if not hanging else "restart the others")
         yield (

@@ -165,6 +165,12 @@ def test_a_node_whose_disk_hangs_is_not_to_be_restarted() -> None:
     assert "has left its share to the others until its disk answers; /disk9 has not answered" in rest[-1]
     _, second, *_ = said(hanging, node("n3", "away"))
     assert "; restart the others" in second
+    only = hanging | {"only_copies": True}
+    _, second, *_ = said(node("n1"), only)
+    assert "some data cannot be read or written: n2 left because a disk hangs" in second
+    assert "restart n2" not in second
+    _, second, *_ = said(only, node("n3", "away", only_copies=True))
+    assert "; restart n3, the last to leave first; `mesh cluster lost" in second
     gone = hanging | {"lease": False}  # nothing runs there
     first, second, *_ = said(node("n1"), gone)
     assert "n2 does not answer" in first
