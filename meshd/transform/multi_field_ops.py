@@ -15,7 +15,7 @@ from meshd.transform import registry
 from meshd.transform.errors import BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.messages import value_bytes
 from meshd.transform.op_chain import OpChain, compile_chain
-from meshd.transform.op_types import BYTES, mismatch
+from meshd.transform.op_types import BYTES, describe_mismatch
 from meshd.transform.resource_limits import is_out_of_memory
 from meshwire.plan.keyed_random import KeyedRandom
 from meshwire.strict_json import PlanError
@@ -89,9 +89,8 @@ class CompiledMultiFieldOp(msgspec.Struct, frozen=True):
 
     def _check(self, made: tuple[Any, ...]) -> None:
         for output, value in zip(self.outputs, made, strict=True):
-            wrong = mismatch(output, value)
-            if wrong:
-                raise WrongOutputError(f"returned {wrong}, declared {output}")
+            if wrong := describe_mismatch(output, value):
+                raise WrongOutputError(wrong)
 
 
 class FieldOps:

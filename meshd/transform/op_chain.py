@@ -19,7 +19,7 @@ from meshd.transform.assets import no_assets
 from meshd.transform.errors import EMPTY, BadSampleError, OpFailedError, OutOfMemoryError, WrongOutputError
 from meshd.transform.image_annotations import ANNOTATION_LAYOUTS, AnnotationMotion, MovesPixels
 from meshd.transform.messages import OpStats, value_bytes
-from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, image, mismatch
+from meshd.transform.op_types import BYTES, BoundToType, WindowedDecoder, describe_mismatch, image
 from meshd.transform.resource_limits import is_out_of_memory
 from meshd.transform.source_files import SourceDamagedError, SourceGoneError
 from meshd.transform.video_frames import by_frame
@@ -87,9 +87,8 @@ class Step:
 
     def run(self, value: Any, draw: Draw) -> Any:
         made = self.operation.apply(value, self.random(draw))
-        wrong = mismatch(self.output, made)
-        if wrong:
-            raise WrongOutputError(f"returned {wrong}, declared {self.output}")
+        if wrong := describe_mismatch(self.output, made):
+            raise WrongOutputError(wrong)
         return made
 
 

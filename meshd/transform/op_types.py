@@ -63,8 +63,18 @@ class FieldType:
         return f"{self.kind}{f' ({self.layout})' if self.layout else ''} {self.dtype}[{sizes}]{rate}"
 
 
-def mismatch(field: FieldType, value: Any) -> str:
-    """Describe a value that does not match the type `field`; returns "" if it matches."""
+def describe_mismatch(field: FieldType, value: Any) -> str:
+    """Say what an op returned instead of a value of its declared type `field`, and what helps; returns "" if
+    the value matches."""
+    if not (wrong := _mismatch(field, value)):
+        return ""
+    help_ = ""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "buif" and _fits(field.shape, value.shape):
+        help_ = f': return it with .astype("{field.dtype}"), or declare {value.dtype}'
+    return f"returned {wrong}, declared {field}{help_}"
+
+
+def _mismatch(field: FieldType, value: Any) -> str:
     if isinstance(value, np.ndarray):
         right = value.dtype == field.dtype and _fits(field.shape, value.shape)
         return "" if right else f"{value.dtype}{list(value.shape)}"

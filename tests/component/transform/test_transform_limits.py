@@ -176,6 +176,7 @@ def test_an_op_that_lies_about_what_it_makes_is_named(tmp_path: Path, made: Any,
             (failure,) = got.failures
             assert (failure.row, failure.kind, failure.op) == (1, "op", "test_op")
             assert f"returned {said}, declared array uint8[4]" in failure.message
+            assert ('.astype("uint8")' in failure.message) == (said == "int8[4]")
             assert frame == b"true\0\0\0\0also"
             assert crew.deaths == 0
 
