@@ -211,3 +211,21 @@ def test_a_view_of_samples_is_given_without_its_source(root: Mesh, eve: Mesh, s3
         assert body == s3.get_object(Bucket=shown, Key=keys[name])["Body"].read()
         assert keys[name].encode() in eve.call("GET", f"/{shown}?list-type=2").body
         assert eve.call("GET", f"/{bucket}/train/cat/0001.png").code == "AccessDenied"
+
+
+def test_objects_are_loaded_for_those_who_may_read_them(
+    s3: Any, root: Mesh, eve: Mesh, key: Mesh, bucket: str
+) -> None:
+    """Neither the count nor the code tells whether an object exists."""
+    mine, secret, missing = (
+        {"bucket": bucket, "keys": [name]} for name in ("train/dog/0000.png", "secret/cat/0.png", "secret/no")
+    )
+    assert root.post("/-/read-ahead", secret).status == 200
+    assert key.post("/-/read-ahead", mine).status == 200
+    both = {"bucket": bucket, "keys": [*mine["keys"], *secret["keys"]]}
+    for document in (secret, missing, both):
+        assert refused(key, "POST", "/-/read-ahead", document) == "AccessDenied"
+    assert refused(eve, "POST", "/-/read-ahead", mine) == "AccessDenied"
+    open_to_eve(s3, bucket, *reading(bucket, "train/"))
+    assert eve.post("/-/read-ahead", mine).status == 200
+    assert refused(eve, "POST", "/-/read-ahead", both) == "AccessDenied"
