@@ -177,6 +177,13 @@ def _fill_index(sick: Stage, client: mesh.Client, node: str) -> None:
         told["status"] = status()
 
 
+def _disk_trouble(sick: Stage) -> str:
+    """Return the message of the MeshCluster's condition DisksHealthy if it is false."""
+    conditions = (sick.cluster.mesh().get("status") or {}).get("conditions", ())
+    found = [each for each in conditions if each["type"] == "DisksHealthy" and each["status"] == "False"]
+    return str(found[0]["message"]) if found else ""
+
+
 def _read_all(client: mesh.Client) -> None:
     for number in range(OBJECTS):
         if client.get("disk", f"{number:03}.bin") != _body(number):
@@ -245,6 +252,8 @@ def _fail(sick: Stage, node: str) -> None:
     with sick.step("it gives errors, until two alerts fire") as told:
         on_node(sick, node, SHRINK)
         until_fire(sick, {"DiskErrors", "DiskLost"}, told)
+        sick.cluster.until(lambda: "mesh-b-0" in _disk_trouble(sick), "the MeshCluster names the node")
+        told["condition"] = _disk_trouble(sick)
     with sick.step(
         "an empty one takes its place, and the pod is replaced, until the alerts have ended"
     ) as told:
@@ -252,4 +261,5 @@ def _fail(sick: Stage, node: str) -> None:
         (pod,) = sick.cluster.pods(MESH_PODS | {"shardmesh.io/pool": "b"})
         sick.cluster.delete_pod_at_once(pod.metadata.name)
         sick.until_settled(STORES + 1)
+        sick.cluster.until(lambda: not _disk_trouble(sick), "its disks are healthy for the MeshCluster")
         until_silent(sick, {"DiskErrors", "DiskLost", "DamagedData"}, told)
