@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from meshd.core.api_errors import BatchError
 from meshd.core.document_store import RESULTS_PREFIX
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.dataset.build_snapshot import synonyms
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.update_snapshot import folders_like_samples, update_from_objects

@@ -19,7 +19,7 @@ import numpy as np
 from meshd.core.api_errors import BatchError
 from meshd.core.peer_messages import RemoteRecord
 from meshd.core.peer_source import ObjectRange
-from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.archive_paths import compression_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.mds import (
     MAX_INDEX,

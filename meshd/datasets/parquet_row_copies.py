@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshd.datasets.index_documents import IndexDocuments, read_copy_document, split_copy_document
-from meshwire.dataset.archive_keys import copy_kind
+from meshwire.dataset.archive_paths import copy_kind
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.parquet_rows import FOOTER_BYTES, RowLengths, column_fields, lengths_range
 from meshwire.frame.columns import ColumnError

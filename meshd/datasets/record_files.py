@@ -18,7 +18,7 @@ from meshd.core.api_errors import BatchError
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.datasets.shard_pages import ShardPages, content_name
 from meshd.util.page_cache import release_free_memory
-from meshwire.dataset.archive_keys import compression_kind
+from meshwire.dataset.archive_paths import compression_kind
 from meshwire.dataset.paged_snapshot import LINE_PARTS
 from meshwire.formats.json_lines import (
     MAX_LINES,

@@ -17,7 +17,7 @@ from meshd.core.document_store import PAGES_PREFIX
 from meshd.datasets.index_documents import IndexDocuments
 from meshd.telemetry import metrics
 from meshd.util.async_tasks import SingleFlight
-from meshwire.dataset.archive_keys import archive_kind, compression_kind
+from meshwire.dataset.archive_paths import archive_kind, compression_kind
 from meshwire.dataset.member_pages import write_member_page
 from meshwire.dataset.page_document import page_document_facts
 from meshwire.formats.page_formats import mark_page

@@ -15,7 +15,7 @@ from meshd.core.listing_columns import ListingColumns
 from meshd.datasets.parquet_row_copies import is_parquet, parquet_files
 from meshd.datasets.tables import table_files
 from meshd.datasets.token_files import token_files
-from meshwire.dataset.archive_keys import archive_kind, is_table, prefer_uncompressed
+from meshwire.dataset.archive_paths import archive_kind, is_table, prefer_uncompressed
 from meshwire.dataset.build_snapshot import EmptySnapshotError
 from meshwire.formats.json_lines import is_lines
 from meshwire.formats.tfrecord_index import is_tfrecord

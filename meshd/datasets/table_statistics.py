@@ -21,7 +21,7 @@ from meshd.transform.parquet.client import (
     ParquetUnsupportedError,
     parquet_rows,
 )
-from meshwire.dataset.archive_keys import MEMBERS, SLICES
+from meshwire.dataset.archive_paths import MEMBERS, SLICES
 from meshwire.dataset.snapshot import MAX_SAMPLES
 from meshwire.formats.table_rows import slice_of
 from meshwire.frame.columns import ColumnError

@@ -20,7 +20,7 @@ from meshd.datasets.index_documents import IndexDocuments, read_copy_document, s
 from meshd.datasets.table_statistics import TablePart, TableStatistics
 from meshd.peer_reads.remote_objects import BlockingObjects
 from meshd.util.async_tasks import CallProgress
-from meshwire.dataset.archive_keys import (
+from meshwire.dataset.archive_paths import (
     MEMBERS,
     TABLE_ENDINGS,
     ArchiveError,

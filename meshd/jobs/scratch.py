@@ -18,7 +18,7 @@ from meshd.store.records import Meta
 from meshd.util import failpoints
 from meshd.util.async_tasks import finish_before_cancel
 from meshwire.dataset.archive_index import ArchiveIndex, index_tar
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.frame.columns import ColumnError
 from meshwire.jobs.job_plan import JobPlan
 

@@ -18,8 +18,8 @@ from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.peer_source import ObjectRange
 from meshd.jobs.scratch import ArchiveDecompressor, scratch_prefix, unpacked_name
 from meshd.peer_reads.remote_objects import BlockingObjects
-from meshwire.dataset.archive_keys import archive_stem
-from meshwire.formats.shard_bytes import SourceObject
+from meshwire.dataset.archive_paths import archive_stem
+from meshwire.formats.shard_encoding import SourceObject
 from meshwire.jobs.job_plan import FileList
 from meshwire.jobs.job_spec import is_archive
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from meshd.core.document_store import DocumentStore
     from meshd.datasets.bucket_incarnations import SnapshotIncarnations
     from meshd.jobs.job_kind import JobRun
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.origins.prefetch_fan_out import PrefetchFanOut
     from meshd.origins.prefetch_worker import PrefetchOutcome
-    from meshd.origins.service import BackedService
     from meshd.peer_reads.remote_objects import RemoteObjects
 
 _PAGE: Final = 1000
@@ -43,7 +43,7 @@ class PrefetchJob:
     def __init__(
         self,
         access: Authorizer,
-        backed: BackedService,
+        backed: BackedBucketService,
         catalog: DocumentStore,
         buckets: BucketTable,
         objects: RemoteObjects,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.control.buckets import Bucket
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.rpc.peer_rpc import CallContext
 
 
@@ -139,7 +139,7 @@ _TEXT: Final = 300
 class PrefetchWorker:
     """Prefetches objects into this node's cache. One instance per process."""
 
-    def __init__(self, backed: BackedService, mesh: ClusterView) -> None:
+    def __init__(self, backed: BackedBucketService, mesh: ClusterView) -> None:
         self._backed, self._mesh = backed, mesh
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class PrefetchWorker:
 
 class _RequestRun:
     def __init__(
-        self, backed: BackedService, mesh: ClusterView, bucket: Bucket, ask: PrefetchRequest
+        self, backed: BackedBucketService, mesh: ClusterView, bucket: Bucket, ask: PrefetchRequest
     ) -> None:
         self._backed, self._mesh, self._bucket, self._work = backed, mesh, bucket, ask.work
         self._left: Iterator[tuple[int, PrefetchItem]] = iter(enumerate(ask.wanted))

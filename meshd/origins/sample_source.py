@@ -25,7 +25,7 @@ from meshd.origins.client.origin_api import (
 )
 from meshd.store.records import Page
 from meshd.util.async_tasks import CooperativeYield
-from meshwire.dataset.archive_keys import pinned_table
+from meshwire.dataset.archive_paths import pinned_table
 from meshwire.errors import S3Error
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from meshd.core.peer_messages import RemoteRecord
     from meshd.core.peer_source import ObjectRange
     from meshd.datasets.archives.archive_service import LocalArchives
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.origins.cache.in_flight import InFlightPiece
     from meshd.origins.client.origin_api import ObjectFacts, OriginEntry
-    from meshd.origins.service import BackedService
     from meshd.store.records import Record
     from meshd.store.store import Store
 
@@ -51,7 +51,7 @@ _PAUSE: Final = 0.02
 class OriginSampleSource:
     """Reads samples from buckets with origins. One instance per process."""
 
-    def __init__(self, store: Store, backed: BackedService, archives: LocalArchives) -> None:
+    def __init__(self, store: Store, backed: BackedBucketService, archives: LocalArchives) -> None:
         self._store, self._backed, self._archives = store, backed, archives
 
     def __repr__(self) -> str:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
     from meshd.config import NodeSettings
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
@@ -85,7 +85,7 @@ async def _run_until_stopped(node: NodeContext, listener: socket.socket, reporte
 
 @asynccontextmanager
 async def start_coordinator(
-    node: NodeContext, backed: BackedService, listener: socket.socket
+    node: NodeContext, backed: BackedBucketService, listener: socket.socket
 ) -> AsyncIterator[Assembler]:
     """Run the coordinator's work in this process for the length of the block; yields its assembler."""
     tasks, settings = BackgroundTasks("coordinator"), node.settings

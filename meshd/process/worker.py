@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from meshd.config import NodeSettings
     from meshd.core.frame_address import FrameSource
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.child_process import ChildReporter
     from meshd.process.listen_sockets import ListenSockets
     from meshd.process.wiring.node_context import NodeContext
@@ -154,7 +154,7 @@ async def _save_key_usage(node: NodeContext) -> None:
 
 @asynccontextmanager
 async def _frame_source(
-    node: NodeContext, backed: BackedService, sockets: ListenSockets
+    node: NodeContext, backed: BackedBucketService, sockets: ListenSockets
 ) -> AsyncIterator[FrameSource]:
     if node.settings.workers == 1:
         async with start_coordinator(node, backed, sockets.coordinator) as assembler:

@@ -25,7 +25,7 @@ from meshd.store.records import Record
 from meshd.views.copy_out import AssembledBody, assembled_part, copy_as_put
 from meshd.views.view_kind import AssembledObject
 from meshwire import names
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, archive_kind, member_paths, name_page
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR, archive_kind, member_paths, name_page
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.result_types import MemberEntry, MemberListing, ObjectEntry, ObjectListing

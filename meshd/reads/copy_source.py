@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from meshd.cluster.cluster_view import ClusterView
     from meshd.objects.object_reader import VersionLookup
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.reads.archive_members import MemberService
     from meshd.rpc.peer_client import PeerClient
     from meshd.rpc.peer_rpc import CallContext
@@ -95,7 +95,7 @@ class LocalCopySources:
         store: StoreReader,
         versions: VersionLookup,
         members: MemberService,
-        backed: BackedService | None = None,
+        backed: BackedBucketService | None = None,
     ) -> None:
         self._store, self._versions, self._members, self._backed = store, versions, members, backed
 

@@ -42,7 +42,7 @@ from meshd.peer_reads.listing import primary_page
 from meshd.rpc.peer_rpc import NotHereError, handler, stream_handler
 from meshd.store.disks.page_loader import PageLoader, places_by_disk
 from meshd.store.errors import CorruptExtentError, StoreError
-from meshwire.dataset.archive_keys import pinned_table
+from meshwire.dataset.archive_paths import pinned_table
 from meshwire.dataset.paged_snapshot import LINE_PARTS, READABLE
 from meshwire.formats.json_lines import earlier_line_index
 from meshwire.frame.tensor_frame import FRAME_VERSION

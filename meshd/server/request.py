@@ -19,7 +19,7 @@ from meshd.server.body_stream import NO_BODY
 from meshd.telemetry import logs, metrics, tracing
 from meshd.telemetry.audit_log import AuditEntry, format_audit_time
 from meshd.util import shared_counters
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import CopySource
 from meshwire.s3.parse_request import RequestHead

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshd.objects.object_metadata import ObjectAclService, TaggingService
     from meshd.objects.object_reader import ObjectReader, VersionLookup
     from meshd.objects.service import ObjectService
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.peer_reads.resume_read import ResumeRead
     from meshd.reads.archive_members import MemberService
     from meshd.reads.copy_source import RemoteCopySources
@@ -74,7 +74,7 @@ class ServerServices(msgspec.Struct, frozen=True):
     """Exchanges tokens of identity providers; None where STS is not served."""
     forwarder: Forwarder | None = None
     """Forwards requests to other nodes; None where there are none."""
-    backed: BackedService | None = None
+    backed: BackedBucketService | None = None
     """Buckets with origins; None where there are none."""
     nearby_reader: NearCacheReader | None = None
     """Reads data of other nodes through this node's copies; None where there are none."""

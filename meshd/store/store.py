@@ -19,6 +19,7 @@ from meshd.store.disks.startup_recovery import open_disks, recover, require_ever
 from meshd.store.engine.checkpointer import Checkpointer
 from meshd.store.engine.compaction import Compactor
 from meshd.store.engine.group_commit import Committer
+from meshd.store.engine.key_order_rewrite import KeyOrderRewriter
 from meshd.store.engine.mutations import (
     LinkObject,
     PutDeleteMarker,
@@ -29,7 +30,6 @@ from meshd.store.engine.mutations import (
 )
 from meshd.store.engine.put_many import PutMany
 from meshd.store.engine.reader import read_segment_extents
-from meshd.store.engine.relocation import Relocator
 from meshd.store.engine.upload_mutations import AbortUpload, CompleteUpload, CreateUpload
 from meshd.store.engine.write_batch import Payload
 from meshd.store.engine.writer import DiskObjectWriter, WriterResources
@@ -73,7 +73,7 @@ class Store(DiskStoreReader):
         self._writers = WriterResources(settings, self._disks, self._committer, self._pool, clock, writer)
         self.checkpointer = Checkpointer(index, self._disks, clock, settings)
         self.compactor = Compactor(index, self._disks, self._committer, clock, self._run, settings)
-        self.relocator = Relocator(index, self._disks, self._committer, self._run, self.compactor)
+        self.rewriter = KeyOrderRewriter(index, self._disks, self._committer, self._run, self.compactor)
         self.quarantine = Quarantine(index, self._disks, self._committer, clock, self._run)
         self.scrub = Scrub(index, self._disks, self._committer, self.quarantine.attributor, clock, self._run)
         self.inventory = ReplicaInventory(index, self._committer)

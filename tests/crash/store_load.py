@@ -69,8 +69,8 @@ class Load:
                 await self.store.compactor.compact(file)
             await asyncio.sleep(0.005)
             for bucket in ("b", BUCKET):
-                placed = self.store.relocator.page(bucket, "", "", 1000)
-                await self.store.relocator.move(bucket, [each for each in placed if not each.fixed][:10])
+                placed = self.store.rewriter.page(bucket, "", "", 1000)
+                await self.store.rewriter.move(bucket, [each for each in placed if not each.fixed][:10])
 
     async def task(self, number: int) -> None:
         chance = random.Random(self.seed * 1000 + number)

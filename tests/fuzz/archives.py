@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshd.datasets.archives.decompression import PIECE, decompress, decompress_member
 from meshd.datasets.archives.reader import UNLIMITED, ForwardReader, limit_bytes, walk_tar
 from meshwire.dataset.archive_index import ArchiveIndex, index_tar
-from meshwire.dataset.archive_keys import ArchiveError
+from meshwire.dataset.archive_paths import ArchiveError
 from meshwire.formats.tar import TarError
 from meshwire.formats.zip_archive import DEFLATED, scan_zip
 from meshwire.frame.columns import ColumnError
@@ -19,7 +19,7 @@ from meshwire.frame.columns import ColumnError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from meshwire.dataset.archive_keys import ArchiveKind
+    from meshwire.dataset.archive_paths import ArchiveKind
 
 _MOST = 4 << 20
 _KINDS: tuple[ArchiveKind, ...] = ("tgz", "tar.zst")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from awscrt.checksums import crc32c
 
-from meshwire.formats.shard_bytes import encode_varint, masked_crc
+from meshwire.formats.shard_encoding import encode_varint, masked_crc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ import msgspec
 
 from meshd.batches.assembly.bad_sample_ledger import BadSample
 from meshd.core.api_errors import BatchError
-from meshwire.dataset.archive_keys import is_read_directly
+from meshwire.dataset.archive_paths import is_read_directly
 
 if TYPE_CHECKING:
     from meshd.core.plan_record import Plan

@@ -30,7 +30,7 @@ from meshd.core.api_errors import busy
 from meshd.core.document_store import RESERVED_BUCKET
 from meshd.core.sample_locations import bytes_columns
 from meshd.datasets.archives.archive_service import copy_key
-from meshwire.dataset.archive_keys import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table, pinned_table
+from meshwire.dataset.archive_paths import TABLE_COPY_UNIT, archive_kind, copy_kind, is_table, pinned_table
 from meshwire.dataset.snapshot import LabelColumn
 from meshwire.plan.shuffle import (
     BlocksOrder,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from meshd.datasets.service import DatasetService
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshwire.dataset.archive_keys import CopyKind
+    from meshwire.dataset.archive_paths import CopyKind
     from meshwire.dataset.snapshot import Snapshot
     from meshwire.plan.shuffle import Indices, SampleOrder
 

@@ -38,7 +38,7 @@ from meshd.transform.parquet.client import ParquetInterruptedError, ParquetUnsup
 from meshd.util import failpoints
 from meshd.util.async_tasks import SingleFlight
 from meshwire.dataset.archive_index import ArchiveIndex
-from meshwire.dataset.archive_keys import (
+from meshwire.dataset.archive_paths import (
     TABLE_COPY_UNIT,
     ArchiveError,
     archive_kind,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from meshd.peer_reads.remote_objects import RemoteObjects
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record
-    from meshwire.dataset.archive_keys import ArchiveKind, CopyKind
+    from meshwire.dataset.archive_paths import ArchiveKind, CopyKind
 
 INDEXES_PREFIX: Final = "archives/"
 REFUSALS_PREFIX: Final = "archives/bad/"

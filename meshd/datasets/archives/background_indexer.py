@@ -19,7 +19,7 @@ from meshd.core.document_store import RESERVED_BUCKET, DocumentStore
 from meshd.datasets.archives.archive_service import COPIES_PREFIX, INDEXES_PREFIX, NOTES_PREFIX, index_names
 from meshd.store.errors import ConditionFailedError, ConditionMissingError, ExtentGoneError, StoreError
 from meshd.util import failpoints
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.http_values.conditional_requests import Conditions
 
 if TYPE_CHECKING:

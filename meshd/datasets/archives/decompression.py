@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zlib_ng import zlib_ng
 
-from meshwire.dataset.archive_keys import ArchiveError
+from meshwire.dataset.archive_paths import ArchiveError
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -23,7 +23,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from meshwire.dataset.archive_keys import CopyKind
+    from meshwire.dataset.archive_paths import CopyKind
 
 PIECE: Final = 1 << 20
 _FIRST: Final = 4 << 10

@@ -21,7 +21,7 @@ from meshd.store.errors import DiskFailedError
 from meshd.store.integrity.verification import StreamVerifier, damage_context, verify_extents
 from meshd.transform.parquet.client import ParquetError, parquet_rows
 from meshwire.dataset.archive_index import FILE_TYPES, ArchiveIndex, index_tar
-from meshwire.dataset.archive_keys import ArchiveError, slices_of
+from meshwire.dataset.archive_paths import ArchiveError, slices_of
 from meshwire.formats.tar import TarError, scan_tar
 from meshwire.formats.zip_archive import STORED, scan_zip
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from meshd.store.api import ObjectStore
     from meshd.store.records import Record, Span
-    from meshwire.dataset.archive_keys import ArchiveKind, CopyKind
+    from meshwire.dataset.archive_paths import ArchiveKind, CopyKind
     from meshwire.formats.tar import TarMember
     from meshwire.formats.zip_archive import ZipMember
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from meshd.core.peer_source import PeerSource
     from meshd.rpc.peer_rpc import CallContext
     from meshd.store.disks.disk_type import RotationalDisks
-    from meshd.store.engine.relocation import PlacedObject, Relocator
+    from meshd.store.engine.key_order_rewrite import KeyOrderRewriter, PlacedObject
     from meshd.store.records import Extent
     from meshd.util.clock import Clock
 
@@ -127,7 +127,7 @@ Relayouts = NodeTasks[RelayoutRequest, RelayoutStatus]
 class RelayoutContext(msgspec.Struct, frozen=True):
     """The dependencies of all tasks of a node."""
 
-    relocator: Relocator
+    rewriter: KeyOrderRewriter
     disks: RotationalDisks
     remote: PeerSource
     clock: Clock
@@ -154,7 +154,7 @@ class RelayoutTask:
     async def run(self) -> None:
         """Measure, move the units that are scattered, and measure again. Raises BatchError, StoreError."""
         status, context = self.status, self._context
-        if not context.disks.any_of(context.relocator.roots.values()):
+        if not context.disks.any_of(context.rewriter.roots.values()):
             status.refused = NOT_ROTATIONAL
             return
         by_disk = await self._measure()
@@ -184,13 +184,11 @@ class RelayoutTask:
         self, slots: bytes | None, left_out: Counter[str] | None = None
     ) -> AsyncIterator[list[PlacedObject]]:
         """Yield the units of this node's objects that can be moved."""
-        relocator, request, after = self._context.relocator, self.request, ""
-        rotational = {disk for disk, root in relocator.roots.items() if self._context.disks.any_of([root])}
+        rewriter, request, after = self._context.rewriter, self.request, ""
+        rotational = {disk for disk, root in rewriter.roots.items() if self._context.disks.any_of([root])}
         builder = UnitBuilder(len(rotational))
         while True:
-            page = await asyncio.to_thread(
-                relocator.page, request.bucket, request.prefix, after, _PAGE, slots
-            )
+            page = await asyncio.to_thread(rewriter.page, request.bucket, request.prefix, after, _PAGE, slots)
             if not page:
                 break
             after, movable = page[-1].key, []
@@ -212,7 +210,7 @@ class RelayoutTask:
             async for unit in self._units(slots, left_out):
                 extents = [each.extent for each in unit]
                 present = await asyncio.to_thread(present_cost, extents)
-                in_order = cost_in_order(extents, self._context.relocator.segment_bytes)
+                in_order = cost_in_order(extents, self._context.rewriter.segment_bytes)
                 scattered = is_scattered(present, in_order)
                 status.objects += len(unit)
                 status.size += sum(extent.length for extent in extents)
@@ -229,12 +227,12 @@ class RelayoutTask:
 
     def _missing_space(self, by_disk: Counter[int]) -> str:
         """Return what is to be done if the copies do not fit beside what is there, else "" (blocking)."""
-        relocator = self._context.relocator
+        rewriter = self._context.rewriter
         for disk, size in sorted(by_disk.items()):
-            free = relocator.free_bytes(disk)
+            free = rewriter.free_bytes(disk)
             if free <= size:
                 return (
-                    f"{relocator.roots[disk]} needs {size:,} bytes for the copies, which replace the "
+                    f"{rewriter.roots[disk]} needs {size:,} bytes for the copies, which replace the "
                     f"originals some minutes later, and has {max(0, free):,} above its reserve: delete "
                     "objects, add a disk, or put smaller prefixes into order one after the other"
                 )
@@ -243,7 +241,7 @@ class RelayoutTask:
     def _is_scattered(self, unit: list[PlacedObject]) -> bool:
         extents = [each.extent for each in unit]
         return is_scattered(
-            present_cost(extents), cost_in_order(extents, self._context.relocator.segment_bytes)
+            present_cost(extents), cost_in_order(extents, self._context.rewriter.segment_bytes)
         )
 
     async def _move(self, unit: list[PlacedObject]) -> None:
@@ -252,7 +250,7 @@ class RelayoutTask:
         for piece in _pieces(unit, min(_PIECE_BYTES, self.rate or _PIECE_BYTES)):
             await self._budget.acquire_bytes(sum(each.extent.length for each in piece))
             began = context.clock.monotonic()
-            moved, damaged = await context.relocator.move(self.request.bucket, piece)
+            moved, damaged = await context.rewriter.move(self.request.bucket, piece)
             status.moved += len(piece) - len(damaged)
             status.moved_bytes += moved
             metrics.relayout_objects.labels("moved").inc(len(piece) - len(damaged))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from meshd.config import NodeSettings, StoreSettings
     from meshd.control.buckets import Bucket
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.wiring.node_context import NodeContext
 
 
@@ -110,7 +110,7 @@ def cache_manager(node: NodeContext) -> CacheManager:
     )
 
 
-def cache_tasks(node: NodeContext, manager: CacheManager, backed: BackedService) -> list[PeriodicTask]:
+def cache_tasks(node: NodeContext, manager: CacheManager, backed: BackedBucketService) -> list[PeriodicTask]:
     """Return the coordinator's tasks for buckets with origins."""
     return [
         PeriodicTask("cache", 2.0, manager.sweep),
@@ -118,7 +118,7 @@ def cache_tasks(node: NodeContext, manager: CacheManager, backed: BackedService)
     ]
 
 
-async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
+async def write_back_dirty(node: NodeContext, backed: BackedBucketService) -> int:
     """Write objects to their origins that are not there yet; return how many remain. A node of a mesh that
     is back at a checkpoint first learns from the others what was written there since."""
     if node.store.disk_health.is_set_back and not node.mesh.single_node:
@@ -142,7 +142,7 @@ async def write_back_dirty(node: NodeContext, backed: BackedService) -> int:
     return left
 
 
-async def _write_back(backed: BackedService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> str:
+async def _write_back(backed: BackedBucketService, bucket: Bucket, key: str, slots: asyncio.Semaphore) -> str:
     """Write one object back; return why it failed, or "" on success."""
     async with slots:
         try:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
     from meshd.config import NodeSettings
     from meshd.objects.object_reader import VersionLookup
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.reads.archive_members import MemberService
     from meshd.server.http_route import HttpRoute
@@ -135,7 +135,11 @@ class PeerServices:
     """The services that span the cluster, one of each per process."""
 
     def __init__(
-        self, node: NodeContext, versions: VersionLookup, members: MemberService, backed: BackedService | None
+        self,
+        node: NodeContext,
+        versions: VersionLookup,
+        members: MemberService,
+        backed: BackedBucketService | None,
     ) -> None:
         self._node, self._backed = node, backed
         self.lister = LocalListings(node.store, node.mesh, node.store.list_stored_entries)

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from meshd.core.frame_address import FrameSource
     from meshd.jobs.job_kind import JobKind
     from meshd.jobs.relayout.node_task import Relayouts
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.wiring.node_context import NodeContext
     from meshd.server.http_route import HttpRoute
     from meshd.transform.decoded_cache.cache import DecodedCache
@@ -164,7 +164,7 @@ def warm_up_context(
 def relayout_context(node: NodeContext) -> RelayoutContext:
     """Return what the coordinator's relayouts work with."""
     disks = RotationalDisks(node.settings.store.disk_type)
-    return RelayoutContext(node.store.relocator, disks, node.objects, node.clock)
+    return RelayoutContext(node.store.rewriter, disks, node.objects, node.clock)
 
 
 def _read_cost_estimator(node: NodeContext, datasets: DatasetService) -> ReadCostEstimator:
@@ -238,7 +238,7 @@ def job_runner(
     node: NodeContext,
     access: Authorizer,
     views: ViewDispatcher,
-    backed: BackedService,
+    backed: BackedBucketService,
     warm_up: WarmUps,
     relayout: Relayouts,
 ) -> JobRunner:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from meshd.origins.backed_bucket_service import BackedBucketService
 from meshd.origins.cache.cache_manager import CacheManagerClient
 from meshd.origins.cache.fetcher import Fetcher
 from meshd.origins.cache.near_cache import NearCacheStore
@@ -18,7 +19,6 @@ from meshd.origins.client.origin_pool import OriginPool
 from meshd.origins.listing import BackedListings, WriteMarks
 from meshd.origins.read_through import BackedReader, Revalidator
 from meshd.origins.sample_source import OriginSampleSource
-from meshd.origins.service import BackedService
 from meshd.origins.worker_shards import LocalFetchWorker, WorkerShards, serve_fetches
 from meshd.origins.write_back import HandoverBarrier, OriginWriter
 from meshd.origins.write_back_routing import WriteBackRouter
@@ -70,7 +70,7 @@ class OriginServices:
         lister = LocalListings(store, mesh, store.list_stored_entries)
         merged = MergedListings(lister, mesh, peers, clock)
         marks = WriteMarks(cache_store, mesh, peers)
-        self.backed = BackedService(
+        self.backed = BackedBucketService(
             store,
             replicated,
             cache_store,
@@ -89,7 +89,7 @@ class OriginServices:
         return f"<OriginServices of {self.backed!r}>"
 
     @asynccontextmanager
-    async def run(self) -> AsyncIterator[BackedService]:
+    async def run(self) -> AsyncIterator[BackedBucketService]:
         """Run the background work for the length of the block; yields `backed`."""
         tasks = BackgroundTasks("origins")
         if self._own_socket is not None:

@@ -33,7 +33,7 @@ from meshd.process.wiring.data_services import (
     view_makers,
 )
 from meshd.process.wiring.services import document_inventory, document_references
-from meshd.reads.object_loads import ObjectLoader
+from meshd.reads.object_read_ahead import ObjectReadAhead
 from meshd.reads.peer_read_service import FrameHandlers, PeerReadService
 from meshd.server.api.admin import AdminEndpoint, StsEndpoint
 from meshd.server.api.backed_buckets import BackedBucketEndpoint, CacheResidencyEndpoint
@@ -45,8 +45,8 @@ from meshd.server.api.documents import DocumentEndpoint
 from meshd.server.api.jobs import JobEndpoint
 from meshd.server.api.json_api import JsonApi
 from meshd.server.api.log_level import LogLevelService
-from meshd.server.api.object_loads import ObjectLoadEndpoint
 from meshd.server.api.op_catalog import OpCatalogEndpoint, UserModuleEndpoint
+from meshd.server.api.read_ahead import ReadAheadEndpoint
 from meshd.server.api.role_actions import AuditAction, RoleActions
 from meshd.server.api.views import ViewEndpoint
 from meshd.server.peer_endpoint import peer_routes
@@ -136,11 +136,11 @@ def native_routes(
     backed = BackedAdmin(node.buckets, origins, node.clock, region)
     copy_counts = ReplicationFactors(node.buckets, node.mesh, maps, node.clock, region)
     api = JsonApi(node.clock, node.mesh, frame_service)
-    loader = ObjectLoader(node.store, node.objects, data.dataset_access, *loading)
+    loader = ObjectReadAhead(node.store, node.objects, data.dataset_access, *loading)
     routes = [
         *DatasetEndpoint(data.datasets, previews, data.read_costs, data.orders, api).routes(),
         *BatchEndpoint(data.batches, gathers, RowDescriptions(data.batches), api).routes(),
-        *ObjectLoadEndpoint(loader, api).routes(),
+        *ReadAheadEndpoint(loader, api).routes(),
         *ViewEndpoint(definitions, api).routes(),
         *JobEndpoint(job_service(node, access), api).routes(),
         *OpCatalogEndpoint(data.user_ops, api).routes(),

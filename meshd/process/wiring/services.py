@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from meshd.auth.authorizer import Authorizer
-    from meshd.origins.service import BackedService
+    from meshd.origins.backed_bucket_service import BackedBucketService
     from meshd.process.wiring.data_services import DataServices
     from meshd.process.wiring.node_context import NodeContext
     from meshd.telemetry.audit_log import AuditLog
@@ -53,7 +53,7 @@ def view_reader(node: NodeContext, access: Authorizer, data: DataServices) -> Vi
     )
 
 
-def peer_services(node: NodeContext, backed: BackedService | None = None) -> PeerServices:
+def peer_services(node: NodeContext, backed: BackedBucketService | None = None) -> PeerServices:
     """Return the services that span the cluster, for clients and for other nodes."""
     versions = VersionLookup(node.store, node.buckets)
     definitions = ViewDefinitions(node.buckets, node.clock, node_access(node))
@@ -69,7 +69,7 @@ def server_services(
     data: DataServices,
     mesh: PeerServices,
     audit: AuditLog | None = None,
-    backed: BackedService | None = None,
+    backed: BackedBucketService | None = None,
 ) -> ServerServices:
     """Return the services of the S3 endpoint. `mesh`: see `peer_services`."""
     versions = VersionLookup(node.store, node.buckets)

@@ -19,7 +19,7 @@ from meshd.rpc.peer_client import MAP_HEADER, PeerResponse, StaleMapError
 from meshd.server.proxy.hops import MisdirectedError, ObjectName, is_clock_skew_reply, is_stale_map_reply
 from meshd.server.proxy.upstream_request import upstream_head
 from meshd.store.errors import NotReplicatedError
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR, member_paths
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR, member_paths
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3 import xml_documents

@@ -46,7 +46,7 @@ from meshd.store.errors import CorruptExtentError, DiskFailedError, StoreError
 from meshd.store.records import INTERNAL_WRITE, WriteContext
 from meshd.telemetry import tracing
 from meshd.views.dispatch import AssembledRead
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3 import operations as ops
 from meshwire.s3.parse_request import parse_request

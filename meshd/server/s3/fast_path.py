@@ -26,7 +26,7 @@ from meshd.server.s3.small_put import SmallPutPath
 from meshd.store.errors import StoreError
 from meshd.telemetry import tracing
 from meshwire.checksums.body_checksums import ALGORITHMS
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import GetObject, operation_name
 from meshwire.s3.parse_request import RequestHead, parse_request

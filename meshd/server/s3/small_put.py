@@ -24,7 +24,7 @@ from meshd.store.errors import StoreError
 from meshd.store.records import WriteContext
 from meshd.telemetry import tracing
 from meshwire.checksums.body_checksums import BodyVerifier
-from meshwire.dataset.archive_keys import MEMBER_SEPARATOR
+from meshwire.dataset.archive_paths import MEMBER_SEPARATOR
 from meshwire.errors import S3Error
 from meshwire.s3.operations import PutObject, operation_name
 from meshwire.s3.parse_request import parse_request

@@ -18,7 +18,6 @@ import numpy as np
 from meshd.telemetry import metrics
 from meshd.transform.decoded_cache import policy
 from meshd.transform.decoded_cache.messages import MEASURE, PLAIN, WINDOWED
-from meshd.transform.decoded_cache.moved_entries import MovedEntries
 from meshd.transform.decoded_cache.policy import Candidate, Limit, describe_prefix, find_room
 from meshd.transform.decoded_cache.segment_store import MIN_SEGMENT_BYTES
 from meshd.transform.decoded_cache.slice_order import (
@@ -30,6 +29,7 @@ from meshd.transform.decoded_cache.slice_order import (
     SliceOrder,
 )
 from meshd.transform.decoded_cache.tables import FieldChoice, PlanState, Table, leaves_out_results
+from meshd.transform.decoded_cache.unowned_entries import UnownedEntries
 from meshd.util.disk_space import measure_disk_space
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class DecodedCache:
         """Another one after a restart of the node, which empties the cache."""
         self._quota = quota
         self._segments, self._directory, self._clock = segments, directory, clock
-        self._moved = MovedEntries(segments)
+        self._moved = UnownedEntries(segments)
         self._plans: OrderedDict[tuple[str, str], PlanState] = OrderedDict()
         self._tables: dict[tuple[str, int, str], Table] = {}
         self._by_number: dict[int, Table] = {}

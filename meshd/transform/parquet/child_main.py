@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from meshd.transform.parquet.messages import DATA, DONE, FAILED, HEAD, MAX_TOLD, PIECE, READ, STARTED
 from meshd.transform.sandbox import restrictions, seccomp
-from meshwire.dataset.archive_keys import slices_of
+from meshwire.dataset.archive_paths import slices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

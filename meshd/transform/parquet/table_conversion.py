@@ -23,7 +23,7 @@ from pyarrow import types
 
 from meshd.transform.parquet.messages import PIECE
 from meshd.transform.parquet.row_conversion import READING, RowsError, column_values, flat, is_plain
-from meshwire.dataset.archive_keys import MEMBERS
+from meshwire.dataset.archive_paths import MEMBERS
 from meshwire.formats.table_rows import (
     BLOCK_BYTES,
     DTYPES,

@@ -33,7 +33,7 @@ from meshd.store.records import Span
 from meshd.telemetry import metrics
 from meshd.views.view_kind import to_s3_error, translate_peer_errors
 from meshwire.errors import S3Error
-from meshwire.formats.shard_bytes import MAX_NUMBER, NumberError, convert_number, masked_crc
+from meshwire.formats.shard_encoding import MAX_NUMBER, NumberError, convert_number, masked_crc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from meshd.store.api import ObjectStore
     from meshd.store.integrity.verification import VerifiedExtents
     from meshd.store.records import Extent, Record
-    from meshwire.formats.shard_bytes import Piece, Shard, SourceObject
+    from meshwire.formats.shard_encoding import Piece, Shard, SourceObject
 
 
 _COPIED: Final = 64 << 10

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meshd.store.disks.page_loader import PageLoader
     from meshd.store.records import Record
     from meshd.views.shards.member_io import ShardSource
-    from meshwire.formats.shard_bytes import Shard, SourceObject
+    from meshwire.formats.shard_encoding import Shard, SourceObject
     from meshwire.views.shard_view import ShardLayout, ShardsView
 
     ShardRange = tuple[Shard, int, int]

@@ -34,7 +34,7 @@ from meshd.views.shards.read_ahead import add_shard_places
 from meshd.views.source_scan_cache import SourceScanCache
 from meshd.views.view_kind import AssembledObject, translate_peer_errors
 from meshwire.errors import S3Error
-from meshwire.formats.shard_bytes import SourceObject
+from meshwire.formats.shard_encoding import SourceObject
 from meshwire.s3.result_types import ObjectEntry, ObjectListing
 from meshwire.views.sample_groups import Evaluation
 from meshwire.views.shard_view import lay_out_shards
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from meshd.util.clock import Clock
     from meshd.views.shards.read_ahead import ShardReadAhead
     from meshwire.dataset.expression_parser import Value
-    from meshwire.formats.shard_bytes import Shard
+    from meshwire.formats.shard_encoding import Shard
     from meshwire.s3.operations import ListObjects
     from meshwire.views.sample_groups import EvaluationKey
     from meshwire.views.shard_view import ShardLayout, ShardsView

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from meshsdk.arrays.prepared_samples import PreparedSamples, column, keep, labels_by_folder, open_prepared
+from meshsdk.arrays.prepared_snapshot import PreparedSnapshot, column, keep, labels_by_folder, open_prepared
 from meshsdk.arrays.stored_chunks import INLINE, Objects
 from meshsdk.client.gather import Item
 from meshsdk.datasets.fields import check_source
@@ -313,7 +313,7 @@ def open_dicom(
             fields.update(labels)
             specs.update(more)
         order = np.array([number for number, _ in windows], np.int64)
-        samples = PreparedSamples(fields, specs, names, order)
+        samples = PreparedSnapshot(fields, specs, names, order)
         dataset = open_prepared(client, index, source, headers, objects, samples, deadline)
     size = [sides.pop() if len(sides) == 1 else None for sides in (rows, columns)]
     every = lengths.pop() if len(lengths) == 1 else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshsdk.arrays.prepared_samples import PreparedSamples, column, keep, labels_by_folder, open_prepared
+from meshsdk.arrays.prepared_snapshot import PreparedSnapshot, column, keep, labels_by_folder, open_prepared
 from meshsdk.arrays.stored_chunks import INLINE, Objects
 from meshsdk.datasets.fields import check_source
 from meshsdk.errors import ConfigurationError, NotFoundError
@@ -249,7 +249,7 @@ def open_slides(
         ]
         fields, more = labels_by_folder(names) if label else ({}, {})
         first = np.repeat([number for _, number, _, _ in found], [len(corners) for *_, corners in found])
-        samples = PreparedSamples({**columns, **fields}, specs | more, names, first)
+        samples = PreparedSnapshot({**columns, **fields}, specs | more, names, first)
         dataset = open_prepared(client, index, source, headers, objects, samples, deadline)
     return dataset.map(slide_window("image", int(slots), [height, width], channels=channels.pop()))
 

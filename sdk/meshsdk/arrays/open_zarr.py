@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshsdk.arrays.prepared_samples import PreparedSamples, index_folder, keep, open_prepared
+from meshsdk.arrays.prepared_snapshot import PreparedSnapshot, index_folder, keep, open_prepared
 from meshsdk.arrays.stored_chunks import (
     INLINE,
     BucketStore,
@@ -106,7 +106,7 @@ def open_zarr(
         }
         main = max(places, key=lambda field: np.prod(places[field].layout.window))
         columns = {name: column for each in places.values() for name, column in each.columns.items()}
-        samples = PreparedSamples(
+        samples = PreparedSnapshot(
             columns,
             {name: spec for each in places.values() for name, spec in each.specs.items()},
             grid.names(),

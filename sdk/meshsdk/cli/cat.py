@@ -14,7 +14,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import shared_options
 from meshsdk.cli.path_arguments import Remote, RemoteType
 from meshsdk.errors import ConfigurationError, NotFoundError, ServerError
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.cli.path_arguments import Remote
-from meshsdk.client.object_loads import MAX_KEYS, SMALL_BYTES, load_objects
+from meshsdk.client.read_ahead_request import MAX_KEYS, SMALL_BYTES, load_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,7 @@ from meshsdk.byte_sizes import format_size
 from meshsdk.cli.command_base import EXIT_FAILED, EXIT_MISSING, shared_options
 from meshsdk.cli.path_arguments import Remote, RemoteType
 from meshsdk.errors import AccessError, ConfigurationError, ServerError
-from meshwire.dataset.archive_keys import ARCHIVE_EXTENSIONS, MEMBER_SEPARATOR, archive_kind
+from meshwire.dataset.archive_paths import ARCHIVE_EXTENSIONS, MEMBER_SEPARATOR, archive_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

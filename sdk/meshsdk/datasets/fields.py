@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshsdk.datasets.names_beside import IMAGES, names_of_samples, without_rare
 from meshsdk.errors import ConfigurationError, NotFoundError, ServerError, server_error
-from meshwire.dataset.archive_keys import archive_kind, compression_kind, uncompressed_name
+from meshwire.dataset.archive_paths import archive_kind, compression_kind, uncompressed_name
 from meshwire.dataset.fields import (
     MAX_FIELDS,
     class_name,

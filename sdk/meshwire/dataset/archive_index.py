@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, get_args
 
 import numpy as np
 
-from meshwire.dataset.archive_keys import ArchiveKind
+from meshwire.dataset.archive_paths import ArchiveKind
 from meshwire.dataset.fields import sample_key
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter, StringColumn
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.strict_json import (
     PlanError,
     checked_choice,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwire.dataset.archive_keys import uncompressed_name
+from meshwire.dataset.archive_paths import uncompressed_name
 from meshwire.dataset.fields import sample_key
 from meshwire.dataset.page_document import size_of
 from meshwire.dataset.paged_columns import Page

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from meshwire.dataset.archive_keys import SLICES
-from meshwire.dataset.archive_keys import TABLE_COPY_UNIT as COPY_UNIT
+from meshwire.dataset.archive_paths import SLICES
+from meshwire.dataset.archive_paths import TABLE_COPY_UNIT as COPY_UNIT
 from meshwire.dataset.snapshot import MAX_BYTES, MAX_SAMPLES
 from meshwire.formats.record_index import MAX_RECORD_BYTES
 from meshwire.frame.columns import ColumnError, ColumnReader, ColumnWriter

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from meshwire.checksums.crc import crc32c
-from meshwire.dataset.archive_keys import uncompressed_name
+from meshwire.dataset.archive_paths import uncompressed_name
 from meshwire.formats.record_index import RecordIndex
-from meshwire.formats.shard_bytes import masked_crc
+from meshwire.formats.shard_encoding import masked_crc
 from meshwire.formats.tf_example import ExampleError, Feature, parse_features
 from meshwire.strict_json import shown_value
 

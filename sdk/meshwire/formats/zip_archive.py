@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from meshwire.dataset.archive_keys import ArchiveError
+from meshwire.dataset.archive_paths import ArchiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

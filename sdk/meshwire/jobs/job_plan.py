@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from meshwire.dataset.archive_keys import archive_stem
+from meshwire.dataset.archive_paths import archive_stem
 from meshwire.dataset.expression_parser import parse_expression, sort_key
 from meshwire.dataset.fields import sample_key
 from meshwire.frame.columns import ColumnReader, ColumnWriter, StringColumn
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from meshwire.formats.shard_bytes import SourceObject
+    from meshwire.formats.shard_encoding import SourceObject
     from meshwire.frame.tensor_frame import Buffer
     from meshwire.views.shard_view import ShardsView
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from meshwire import names
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.strict_json import (
     PlanError,
     canonical_json,
@@ -30,7 +30,7 @@ from meshwire.views.shard_view import ShardsView, parse_shards
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from meshwire.dataset.archive_keys import ArchiveKind
+    from meshwire.dataset.archive_paths import ArchiveKind
 
 Kind = Literal["shard", "reshard", "extract", "materialize", "prefetch", "warm", "relayout"]
 Names = Literal["keep", "archive"]

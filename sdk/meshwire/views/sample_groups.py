@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from meshwire.dataset.archive_keys import ARCHIVE_EXTENSIONS
+from meshwire.dataset.archive_paths import ARCHIVE_EXTENSIONS
 from meshwire.dataset.fields import sample_key
-from meshwire.formats.shard_bytes import SourceObject
+from meshwire.formats.shard_encoding import SourceObject
 from meshwire.strict_json import PlanError
 
 if TYPE_CHECKING:

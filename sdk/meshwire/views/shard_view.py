@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
-from meshwire.dataset.archive_keys import archive_kind
+from meshwire.dataset.archive_paths import archive_kind
 from meshwire.dataset.expression_parser import format_value, parse_expression, sort_key
-from meshwire.formats.shard_bytes import TarShard, TfrecordShard
+from meshwire.formats.shard_encoding import TarShard, TfrecordShard
 from meshwire.http_values.percent_encoding import encode
 from meshwire.plan.keyed_random import derive_key
 from meshwire.plan.shuffle import Feistel
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from meshwire.dataset.expression_parser import Value
-    from meshwire.formats.shard_bytes import Shard, SourceObject
+    from meshwire.formats.shard_encoding import Shard, SourceObject
     from meshwire.views.sample_groups import Sample
 
 

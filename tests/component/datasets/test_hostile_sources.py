@@ -14,7 +14,7 @@ import pytest
 from meshd.core.api_errors import BatchError
 from meshd.datasets.snapshot_capacity import FIELD_BYTES, SAMPLE_BYTES, SnapshotCapacity
 from meshwire.checksums.crc import crc32c
-from meshwire.formats.shard_bytes import masked_crc
+from meshwire.formats.shard_encoding import masked_crc
 from tests.support.archive_files import zstd
 from tests.support.attack_costs import costs
 from tests.support.daemons import Daemon

@@ -18,7 +18,7 @@ from meshd.transform.parquet.client import ParquetError, parquet_rows
 from meshsdk import ops
 from meshsdk.client.native_api import fetch_snapshot
 from meshsdk.errors import BadSampleError, ConfigurationError, InvalidPlanError, NotFoundError
-from meshwire.dataset.archive_keys import MEMBERS, pinned_size, pinned_table, table_kind
+from meshwire.dataset.archive_paths import MEMBERS, pinned_size, pinned_table, table_kind
 from meshwire.formats.table_rows import FOOTER_BYTES, TableIndex, index_range
 from tests.support.daemons import Daemon
 from tests.support.required import required_module

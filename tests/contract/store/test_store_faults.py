@@ -271,9 +271,9 @@ def test_a_cancelled_move_ends_with_the_commit_in_progress(settings: StoreSettin
     async def doing(store: Store) -> None:
         for key in ("k1", "k2"):
             await put_object(store, key, b"data")
-        placed = store.relocator.page("b", "", "", 10)
+        placed = store.rewriter.page("b", "", "", 10)
         failpoints.set_callback("store.data.before_sync", pause)
-        moving = asyncio.ensure_future(store.relocator.move("b", placed))
+        moving = asyncio.ensure_future(store.rewriter.move("b", placed))
         assert await asyncio.to_thread(begun.wait, WAIT_TIMEOUT)
         moving.cancel()
         await asyncio.wait([moving], timeout=0.1)
@@ -282,7 +282,7 @@ def test_a_cancelled_move_ends_with_the_commit_in_progress(settings: StoreSettin
         async with asyncio.timeout(WAIT_TIMEOUT):
             await asyncio.wait([moving])
         assert (moving.cancelled(), store.compactor.turn.locked()) == (True, False)
-        moved = store.relocator.page("b", "", "", 10)
+        moved = store.rewriter.page("b", "", "", 10)
         assert [each.key for each in moved] == ["k1", "k2"]
         assert not {each.extent for each in moved} & {each.extent for each in placed}
 

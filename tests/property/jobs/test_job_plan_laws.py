@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.dataset.fields import sample_key
-from meshwire.formats.shard_bytes import SourceObject
+from meshwire.formats.shard_encoding import SourceObject
 from meshwire.jobs.job_plan import FileList, JobPlan
 from meshwire.strict_json import PlanError
 from meshwire.views.shard_view import ShardsView, lay_out_shards

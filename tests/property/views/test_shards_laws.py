@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshd.views.shards.reader import _page
 from meshwire.dataset.fields import sample_key
-from meshwire.formats.shard_bytes import SourceObject
+from meshwire.formats.shard_encoding import SourceObject
 from meshwire.names import check_key
 from meshwire.s3.operations import ListObjects
 from meshwire.strict_json import PlanError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.dataset.archive_index import ArchiveIndex, index_tar
-from meshwire.dataset.archive_keys import archive_kind, member_paths, name_page
+from meshwire.dataset.archive_paths import archive_kind, member_paths, name_page
 from meshwire.formats.tar import TarMember
 from meshwire.frame.columns import ColumnError
 

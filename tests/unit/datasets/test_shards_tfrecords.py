@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.dataset.fields import sample_key
-from meshwire.formats.shard_bytes import (
+from meshwire.formats.shard_encoding import (
     NumberError,
     SourceObject,
     TfrecordShard,
@@ -21,7 +21,7 @@ from meshwire.formats.shard_bytes import (
 from tests.support.tfrecord_reader import check_mask, crc_by_table, example, features, records
 
 if TYPE_CHECKING:
-    from meshwire.formats.shard_bytes import Piece
+    from meshwire.formats.shard_encoding import Piece
 
 names = st.text("abé/_-", min_size=1, max_size=40).filter(lambda name: not name.startswith("/"))
 extensions = st.sampled_from(["jpg", "cls", "seg.png", "json", ""])

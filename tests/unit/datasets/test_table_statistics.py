@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshd.datasets.table_statistics import GroupStatistics
 from meshd.transform.parquet.group_statistics import StatisticsConverter
-from meshwire.dataset.archive_keys import SLICES, pinned_size, pinned_table
+from meshwire.dataset.archive_paths import SLICES, pinned_size, pinned_table
 from meshwire.dataset.column_filter import parse_filter
 
 FRACTIONS = [0.5, -0.5, 0.1, -0.1, 1 / 3, 1e-46]

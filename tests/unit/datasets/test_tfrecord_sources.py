@@ -15,7 +15,7 @@ from meshwire.dataset.build_snapshot import BytesColumn, EmptySnapshotError
 from meshwire.dataset.fields import parse_fields
 from meshwire.formats import tf_example, tfrecord_index
 from meshwire.formats.record_index import RecordIndex
-from meshwire.formats.shard_bytes import encode_varint, masked_crc
+from meshwire.formats.shard_encoding import encode_varint, masked_crc
 from meshwire.formats.tf_example import ExampleError, parse_features, parse_numbers
 from meshwire.formats.tfrecord_index import MAX_RECORD_BYTES, TfrecordError, index_records, is_tfrecord
 from meshwire.frame.columns import ColumnError

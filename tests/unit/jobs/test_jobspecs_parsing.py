@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshwire.dataset.archive_keys import archive_stem
+from meshwire.dataset.archive_paths import archive_stem
 from meshwire.jobs.job_spec import is_archive, parse_job
 from meshwire.strict_json import PlanError
 

@@ -18,8 +18,8 @@ from meshd.jobs.relayout.node_task import (
     is_scattered,
     present_cost,
 )
+from meshd.store.engine.key_order_rewrite import PlacedObject
 from meshd.store.engine.member_header import PAGE
-from meshd.store.engine.relocation import PlacedObject
 from meshd.store.records import Extent, Record
 
 SEGMENT = 256 << 20

@@ -13,7 +13,7 @@ REQUEST_PATH = (
     *sorted((ROOT / "server").rglob("*.py")),
     *sorted((ROOT / "cluster/replication").rglob("*.py")),
     *sorted(path for path in (ROOT / "objects").rglob("*.py") if path.stem != "lifecycle_runner"),
-    ROOT / "origins/service.py",
+    ROOT / "origins/backed_bucket_service.py",
     ROOT / "origins/write_back.py",
     ROOT / "origins/write_back_routing.py",
 )

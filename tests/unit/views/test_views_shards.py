@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.dataset.fields import sample_key
-from meshwire.formats.shard_bytes import SourceObject, TarShard
+from meshwire.formats.shard_encoding import SourceObject, TarShard
 from meshwire.strict_json import PlanError
 from meshwire.views.sample_groups import Evaluation
 from meshwire.views.shard_view import ShardsView, lay_out_shards
 from meshwire.views.view_kinds import parse_view
 
 if TYPE_CHECKING:
-    from meshwire.formats.shard_bytes import Shard
+    from meshwire.formats.shard_encoding import Shard
     from meshwire.views.shard_view import ShardLayout
 
 names = st.text("abcé/._-", min_size=1, max_size=120).filter(lambda name: not name.startswith("/"))

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from meshd.telemetry import metrics
-from meshd.transform.decoded_cache import moved_entries
+from meshd.transform.decoded_cache import unowned_entries
 from meshd.transform.decoded_cache.entry_format import EntryError
 from meshd.transform.decoded_cache.messages import StoredEntry
-from meshd.transform.decoded_cache.moved_entries import AT_ONCE, MovedEntries
 from meshd.transform.decoded_cache.sample_set import OwnRows, SampleSet
 from meshd.transform.decoded_cache.segment_files import SegmentFiles
 from meshd.transform.decoded_cache.segment_store import SegmentStore, free_spans
 from meshd.transform.decoded_cache.tables import Table
+from meshd.transform.decoded_cache.unowned_entries import AT_ONCE, UnownedEntries
 from tests.support.decoded_cache_node import DecodedCacheNode
 from tests.unit.transform.test_decoded_cache import BYTES, MIB, SAMPLES, TEXT, kept, picture
 
@@ -236,10 +236,10 @@ def none_of(samples: Integers) -> Flags:
 def test_entries_that_fill_no_block_are_not_looked_at_again(tmp_path: Path) -> None:
     store = SegmentStore(tmp_path / "decoded", 1 << 30)
     store.clear()
-    moved, table = MovedEntries(store), filled(store, [4096, 3000, 5000, 9000, 64], none_of).table
+    moved, table = UnownedEntries(store), filled(store, [4096, 3000, 5000, 9000, 64], none_of).table
     assert moved.give_back([table], 1) is None
     asyncio.run(moved.find())
-    assert repr(moved) == "<MovedEntries, 2 found>"
+    assert repr(moved) == "<UnownedEntries, 2 found>"
     assert moved.give_back([table], 1 << 30) == 4096 + 2 * 4096
     assert [table.find(sample) is None for sample in range(5)] == [True, False, False, True, False]
     assert moved.give_back([table], 1 << 30) is None
@@ -255,7 +255,7 @@ def test_many_are_dropped_in_steps_between_which_others_are_served(tmp_path: Pat
     )
     store.clear()
     count = 3 * AT_ONCE + 1
-    moved, table = MovedEntries(store), filled(store, [4096] * count, none_of).table
+    moved, table = UnownedEntries(store), filled(store, [4096] * count, none_of).table
     moved.give_back([table], 1)
     asyncio.run(moved.find())
     steps = 0
@@ -270,7 +270,7 @@ def test_many_are_dropped_in_steps_between_which_others_are_served(tmp_path: Pat
 def test_a_quota_is_kept_in_steps_and_slices_that_come_meanwhile_do_not_wait(
     tmp_path: Path, pictures: list[tuple[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moved_entries, "AT_ONCE", 2)
+    monkeypatch.setattr(unowned_entries, "AT_ONCE", 2)
     node = DecodedCacheNode(tmp_path, pictures, 1 << 30)
     try:
         node.ask_for(BEFORE)
@@ -306,7 +306,7 @@ def test_a_table_that_is_dropped_while_it_is_searched_is_forgotten(tmp_path: Pat
         return none_of(samples)
 
     async def run() -> None:
-        moved, segment = MovedEntries(store), filled(store, [10_000] * 4, slowly)
+        moved, segment = UnownedEntries(store), filled(store, [10_000] * 4, slowly)
         moved.give_back([segment.table], 1)
         finding = asyncio.create_task(moved.find())
         assert await asyncio.to_thread(searching.wait, 20)
@@ -314,6 +314,6 @@ def test_a_table_that_is_dropped_while_it_is_searched_is_forgotten(tmp_path: Pat
         moved.forget(segment.table)
         dropped.set()
         await finding
-        assert repr(moved) == "<MovedEntries, 0 found>"
+        assert repr(moved) == "<UnownedEntries, 0 found>"
 
     asyncio.run(run())

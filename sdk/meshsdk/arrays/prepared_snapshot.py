@@ -32,7 +32,7 @@ _HEADERS = "places"
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedSamples:
+class PreparedSnapshot:
     """Samples: columns and specs of their fields, pieces included; their names; `first`: an object of each,
     int[samples], a change of which begins a new shard."""
 
@@ -78,7 +78,7 @@ def open_prepared(
     source: Source,
     headers: IO[bytes],
     objects: Objects,
-    samples: PreparedSamples,
+    samples: PreparedSnapshot,
     deadline: float | None,
 ) -> Dataset:
     """Store the headers and the snapshot, unless they are there, and open it.
@@ -109,7 +109,7 @@ def open_prepared(
 
 
 def _snapshot(
-    source: Source, folder: Source, etag: str, size: int, objects: Objects, samples: PreparedSamples
+    source: Source, folder: Source, etag: str, size: int, objects: Objects, samples: PreparedSnapshot
 ) -> Snapshot:
     entries = [(folder.bucket, f"{folder.prefix}{_HEADERS}", etag.strip('"'), size), *objects.places]
     order = sorted(range(len(entries)), key=lambda number: entries[number][:2])

@@ -1,4 +1,4 @@
-"""Relocation: writes current versions of small objects again, in the order of their names.
+"""Key-order rewrite: current versions of small objects, written again in the order of their names.
 
 Law: it moves members as compaction does, through the committer, one version at a time: what was replaced,
 removed or changed meanwhile stays as it is, and readers keep the files that they opened. Compaction reclaims
@@ -59,7 +59,7 @@ class PlacedObject(NamedTuple):
         return self.record.extents[0]
 
 
-class Relocator:
+class KeyOrderRewriter:
     """Moves objects of one store. Only the coordinator process uses it, with the one `compactor`, which then
     writes nothing between them."""
 
@@ -76,7 +76,7 @@ class Relocator:
         self.segment_bytes = compactor.segment_bytes
 
     def __repr__(self) -> str:
-        return f"<Relocator of {self._disks!r}>"
+        return f"<KeyOrderRewriter of {self._disks!r}>"
 
     @property
     def roots(self) -> Mapping[int, Path]:

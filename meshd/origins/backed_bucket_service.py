@@ -1,4 +1,4 @@
-"""BackedService: the S3 operations that buckets with origins support, and their implementation.
+"""BackedBucketService: the S3 operations that buckets with origins support, and their implementation.
 
 One table lists what an origin can store. An unsupported operation is refused with a reason; it is never
 carried out in part.
@@ -75,7 +75,7 @@ _UPLOADS = (ops.AbortMultipartUpload, ops.ListParts, ops.ListMultipartUploads)
 _SETTINGS_REFUSED = frozenset({"versioning", "lifecycle", "object-lock", "replication"})
 
 
-class BackedService:
+class BackedBucketService:
     """Carries out S3 operations on buckets with origins. One instance per process."""
 
     def __init__(
@@ -95,7 +95,7 @@ class BackedService:
         self._tasks = BackgroundTasks("write-back")
 
     def __repr__(self) -> str:
-        return f"<BackedService {self.reader!r}>"
+        return f"<BackedBucketService {self.reader!r}>"
 
     @property
     def cache_store(self) -> CacheStore:

@@ -1,4 +1,4 @@
-"""Archive keys: which objects are archives or compressed, member paths in keys, pages of member names.
+"""Archive paths: which objects are archives or compressed, member paths in keys, pages of member names.
 
 Law: the extension of the key decides, without regard to case; the content must then agree.
 Law: member names are sorted and unique, and the cost of a page is proportional to what it returns.

@@ -10,20 +10,20 @@ from meshd.server.openapi_operations import operation
 
 if TYPE_CHECKING:
     from meshd.auth.identity import Identity
-    from meshd.reads.object_loads import ObjectLoader
+    from meshd.reads.object_read_ahead import ObjectReadAhead
     from meshd.server.api.json_api import JsonApi
     from meshd.server.request import MeshRequest
     from meshd.server.response import Reply
 
 
-class ObjectLoadEndpoint:
+class ReadAheadEndpoint:
     """The read-ahead API. One instance per worker; stateless."""
 
-    def __init__(self, loader: ObjectLoader, api: JsonApi) -> None:
+    def __init__(self, loader: ObjectReadAhead, api: JsonApi) -> None:
         self._loader, self._api = loader, api
 
     def __repr__(self) -> str:
-        return f"<ObjectLoadEndpoint with {self._loader!r}>"
+        return f"<ReadAheadEndpoint with {self._loader!r}>"
 
     def routes(self) -> list[HttpRoute]:
         """Return the routes; all of them require a signature."""

@@ -1,4 +1,4 @@
-"""Object loads: small objects that a client reads next, read into the page cache in the order of the disks.
+"""Read-ahead of small objects that a client reads next: loaded into the page cache in the order of the disks.
 
 Law: a hint. It changes what a read costs, never what it returns. Only who may read an object can have it
 loaded; what cannot be found or loaded is left to its reader. A window is bounded in bytes, objects and time.
@@ -43,7 +43,7 @@ class LoadRequest(Struct, frozen=True, forbid_unknown_fields=True):
 _decoder: Final = msgspec.json.Decoder(LoadRequest)
 
 
-class ObjectLoader:
+class ObjectReadAhead:
     """Loads objects on request of clients. One per worker. `window_bytes`: of one request; 0 if this node has
     no rotational disk."""
 
@@ -59,7 +59,7 @@ class ObjectLoader:
         self._pages, self._window_bytes = pages, window_bytes
 
     def __repr__(self) -> str:
-        return f"<ObjectLoader, windows of {self._window_bytes} bytes>"
+        return f"<ObjectReadAhead, windows of {self._window_bytes} bytes>"
 
     async def load(self, caller: Caller, body: bytes) -> int:
         """Return how many of the first keys need no seek of their own any more; 0 if loading is of no use, so

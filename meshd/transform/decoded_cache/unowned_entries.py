@@ -33,7 +33,7 @@ class _Found(NamedTuple):
     samples: deque[int]
 
 
-class MovedEntries:
+class UnownedEntries:
     """Of the tables in `segments`. Use on one event loop only."""
 
     def __init__(self, segments: SegmentStore) -> None:
@@ -42,7 +42,7 @@ class MovedEntries:
         self._wanted: set[Table] = set()
 
     def __repr__(self) -> str:
-        return f"<MovedEntries, {sum(len(each.samples) for each in self._found.values())} found>"
+        return f"<UnownedEntries, {sum(len(each.samples) for each in self._found.values())} found>"
 
     def give_back(self, tables: Iterable[Table], wanted: int) -> int | None:
         """Drop such entries of these tables until `wanted` bytes are free, at most AT_ONCE; return the bytes

@@ -1,4 +1,4 @@
-"""Shards as bytes: the pieces that make up any range of a tar or TFRecord shard.
+"""Shard encoding: the pieces that make up any range of a tar or TFRecord shard.
 
 Law: sizes and ETags follow from the members' names, sizes and ETags; only the requested bytes of a shard
 are computed. A TFRecord is one `tf.Example` with the sample's files as features by extension. An int64
