@@ -1,12 +1,14 @@
 """Windows of copies: small objects are copied after nodes have read many of them in the order of their disks.
 
 Law: every copy is in exactly one window, in order. Where no node loads anything, all copies are one window.
-Invariant: at most two windows are in the memory of the nodes, the one that is copied and the next.
+Invariant: at most two windows are in the memory of the nodes, the one that is copied and the next. An
+interrupted command does not wait for the request of a window.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from meshsdk.cli.path_arguments import Remote
@@ -29,17 +31,32 @@ def loaded_windows(
     small = sum(_small_source(copy) is not None for copy in copies)
     start, end = 0, len(copies)
     if small >= _LEAST:
-        with ThreadPoolExecutor(1, thread_name_prefix="mesh-read-ahead") as pool:
-            loading = pool.submit(_load_window, client, copies, 0, load)
-            while (loaded := loading.result()) > start:
-                if loaded < end:
-                    loading = pool.submit(_load_window, client, copies, loaded, load)
-                yield copies[start:loaded]
-                start = loaded
-                if start == end:
-                    return
+        loading = _request_window(client, copies, 0, load)
+        while (loaded := loading.result()) > start:
+            if loaded < end:
+                loading = _request_window(client, copies, loaded, load)
+            yield copies[start:loaded]
+            start = loaded
+            if start == end:
+                return
     if start < end:
         yield copies[start:]
+
+
+def _request_window(
+    client: Client, copies: Sequence[Copy], start: int, load: Callable[[Any, str, Sequence[str]], int]
+) -> Future[int]:
+    """Run `_load_window` in a thread for which the interpreter does not wait when it ends."""
+    future = Future[int]()
+
+    def run() -> None:
+        try:
+            future.set_result(_load_window(client, copies, start, load))
+        except Exception as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="mesh-read-ahead", daemon=True).start()
+    return future
 
 
 def _load_window(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from meshsdk.cli.copy_task import Copy
 from meshsdk.cli.copy_windows import loaded_windows
 from meshsdk.cli.path_arguments import Local, Remote
+from tests.support.bounded_wait import WAIT_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from meshsdk.client.s3_client import Client
 
+ROOT = Path(__file__).resolve().parents[3]
 CLIENT: Any = SimpleNamespace(transport=None)
 
 
@@ -45,6 +50,29 @@ def test_a_window_is_what_a_node_has_loaded() -> None:
     found = windows(downloads(100), node)
     assert [len(window) for window in found] == [40, 40, 20]
     assert [keys[0] for _, keys in node.asked] == ["0000", "0040", "0080"]
+
+
+def test_an_interrupted_copy_does_not_wait_for_the_request_of_a_window() -> None:
+    script = (
+        "import threading\n"
+        "from tests.unit.sdk.test_copy_windows import CLIENT, downloads, loaded_windows\n"
+        "def load(*_):\n"
+        "    print('asked', flush=True)\n"
+        "    threading.Event().wait()\n"
+        "list(loaded_windows(CLIENT, downloads(100), load))\n"
+    )
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "asked\n"
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=WAIT_TIMEOUT)
+        finally:
+            process.kill()
+    assert "KeyboardInterrupt" in told
 
 
 def test_a_node_that_loads_nothing_is_asked_once() -> None:
