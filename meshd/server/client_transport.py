@@ -37,6 +37,7 @@ class ClientTransport(asyncio.Protocol):
         "_writing_paused",
         "_wrote_in",
         "moved",
+        "on_closed",
         "on_lost",
         "remote",
         "secure",
@@ -60,6 +61,9 @@ class ClientTransport(asyncio.Protocol):
         self._at_once: DirectSender | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called when the client is gone; set by code that waits for another node on its behalf."""
+        self.on_closed: Callable[[], None] | None = None
+        """Called when the client has closed at least its side; set by code whose result may be of use to
+        nobody then."""
 
     def open_transport(self, transport: asyncio.Transport) -> None:
         """Begin to use the transport of a new connection."""
@@ -92,8 +96,15 @@ class ClientTransport(asyncio.Protocol):
             self._flushing = transport
             transport.close()
 
+    def input_closed(self) -> None:
+        """Note that the client has closed its side: killed clients do that."""
+        when_closed, self.on_closed = self.on_closed, None
+        if when_closed is not None:
+            when_closed()
+
     def transport_lost(self) -> None:
         """Note that the client is gone."""
+        self.input_closed()
         when_lost, self.on_lost = self.on_lost, None
         if when_lost is not None:
             when_lost()

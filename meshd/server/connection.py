@@ -411,9 +411,9 @@ class Connection(ClientTransport):
             self.close()
 
     def eof_received(self) -> bool | None:
-        """Answer a client that has closed its side: with IncompleteBody if it ended in the middle of a body.
-        The other side stays open until the responses are written (`finish_response` closes it). A TLS
-        connection cannot be half-closed: the client is gone."""
+        """Answer a client that has closed its side: with IncompleteBody if that was within a body. The other
+        side stays open until the responses are written (`finish_response`); not with TLS, which has none."""
+        self.input_closed()
         if self.secure:
             return None
         if self._broken:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from meshd.batches.sample_responses import UnreadableError
 from meshd.core.api_errors import BatchError
 from meshd.core.frame_address import FrameAddress, common_block
+from meshd.server.abandoned_requests import cancel_when_abandoned
 from meshd.server.api import reply_types
 from meshd.server.api.json_api import (
     caller_of,
@@ -172,7 +173,8 @@ class BatchEndpoint:
                     self._api.now(),
                     self._api.location_headers(),
                 )
-        frames = await self._tensors(request, caller_of(request, identity), address, query)
+        with cancel_when_abandoned(request.connection):
+            frames = await self._tensors(request, caller_of(request, identity), address, query)
         return await self._send(request, frames)
 
     async def _send(self, request: MeshRequest, frames: Sequence[Frame]) -> Reply:
@@ -206,7 +208,9 @@ class BatchEndpoint:
         check_last_part(request, what, "rows")
         epoch = _number(parse_query(request, ("epoch",)).get("epoch", "0"), "epoch")
         caller = caller_of(request, identity)
-        frame = await self._batches.get_rows(caller, digest, epoch, await request.read())
+        body = await request.read()
+        with cancel_when_abandoned(request.connection):
+            frame = await self._batches.get_rows(caller, digest, epoch, body)
         return await self._send(request, [frame])
 
     @operation("/-/gather", "Many ranges and objects in one stream", accepts="json", content="bytes")
