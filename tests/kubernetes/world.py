@@ -10,6 +10,7 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
+from meshd.control.kubernetes.resource_encoding import OPEN_TOPICS
 from meshwire.cluster import Node, parse_map, transitions
 from meshwire.cluster.transitions import TransitionError
 
@@ -149,6 +150,7 @@ class World:
     def set_document(self, key: str, document: object) -> None:
         """A daemon writes to the control store."""
         topic, _, name = key.partition("/")
+        assert topic in OPEN_TOPICS, "the operator cannot read it: daemons keep it in a Secret"
         place = ("configmaps", NAMESPACE, f"{topic}-{name}")
         data = {"value": json.dumps(document)}
         if (self.api.objects.get(place) or {}).get("data") != data:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 Resource = Literal["configmaps", "secrets"]
 RESOURCES: Final[tuple[Resource, ...]] = ("configmaps", "secrets")
-OPEN_TOPICS: Final = frozenset({"cluster", "buckets", "jobs", "machines", "moves"})
-"""Topics without secrets, stored as ConfigMaps, which many accounts may read."""
+OPEN_TOPICS: Final = frozenset({"cluster", "buckets", "jobs", "machines", "moves", "scrubs"})
+"""Topics without secrets, stored as ConfigMaps, which many accounts may read. The operator, which may not
+list Secrets, reads the states of disks from `scrubs`."""
 STORE, TOPIC, KEY, NONCE = (
     "shardmesh.io/store",
     "shardmesh.io/topic",
