@@ -354,8 +354,8 @@ def _turn_over(file: BinaryIO, chance: random.Random) -> None:
 
 
 def fill(place: Path) -> None:
-    """Leaves no room."""
-    with (place / "ballast").open("wb") as file, suppress(OSError):
+    """Leaves no room; the clients may have left none before."""
+    with suppress(OSError), (place / "ballast").open("wb") as file:
         while True:
             file.write(bytes(4 << 20))
             file.flush()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 require_etcd()
 
 FAILURES = "meshd_cluster_control_failures_total"
-LEASE = "meshd_cluster_lease_held"
+LEASE, MAP = "meshd_cluster_lease_held", "meshd_cluster_map_version"
 BUCKET = "lasting"
 LARGE = os.urandom(5 << 20)
 SLOW_JOBS = {FAILPOINTS: "jobs.output.written=sleep(80)"}
@@ -51,12 +51,13 @@ class Parted:
         self.mesh["n1"].client().create_bucket(Bucket=BUCKET)
 
     def whole(self) -> Parted:
-        """All ways open, all nodes up, each with its lease."""
+        """All ways open, all nodes up, each with its lease and the newest map."""
         self.control.heal()
         self.front.heal()
-        self.mesh.await_healthy()
+        newest = self.mesh.await_healthy().map_of().version
         for node_id in self.mesh.nodes:
             self.mesh.await_metric(node_id, LEASE, 1)
+            self.mesh.await_metric(node_id, MAP, newest)
         return self
 
     def await_failures(self, *node_ids: str) -> None:
