@@ -178,10 +178,10 @@ def _fill_index(sick: Stage, client: mesh.Client, node: str) -> None:
 
 
 def _disk_trouble(sick: Stage) -> str:
-    """Return the message of the MeshCluster's condition DisksHealthy if it is false."""
+    """Return reason and message of the MeshCluster's condition DisksHealthy if it is false."""
     conditions = (sick.cluster.mesh().get("status") or {}).get("conditions", ())
     found = [each for each in conditions if each["type"] == "DisksHealthy" and each["status"] == "False"]
-    return str(found[0]["message"]) if found else ""
+    return f"{found[0]['reason']}: {found[0]['message']}" if found else ""
 
 
 def _read_all(client: mesh.Client) -> None:
@@ -252,7 +252,9 @@ def _fail(sick: Stage, node: str) -> None:
     with sick.step("it gives errors, until two alerts fire") as told:
         on_node(sick, node, SHRINK)
         until_fire(sick, {"DiskErrors", "DiskLost"}, told)
-        sick.cluster.until(lambda: "mesh-b-0" in _disk_trouble(sick), "the MeshCluster names the node")
+        sick.cluster.until(
+            lambda: _disk_trouble(sick).startswith("Failed: "), "the MeshCluster names the disk"
+        )
         told["condition"] = _disk_trouble(sick)
     with sick.step(
         "an empty one takes its place, and the pod is replaced, until the alerts have ended"
