@@ -22,7 +22,7 @@ function Datasets(): JSX.Element {
       <Problem error={error} />
       {!snapshots && !error && <Loading />}
       {snapshots?.length === 0 && (
-        <Empty>No datasets yet. Create a snapshot with mesh.open("s3://BUCKET/PREFIX", …) or mesh snapshot.</Empty>
+        <Empty>No datasets yet. mesh.open("s3://BUCKET/PREFIX", …) and mesh head s3://BUCKET/PREFIX create one.</Empty>
       )}
       {snapshots && snapshots.length > 0 && (
         <Table head={["Snapshot", "Source", "Kind", "Last used"]}>

@@ -5,6 +5,7 @@ Law: an error says which sample of which object is at fault, and how to look at 
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -103,8 +104,8 @@ class FailedRow(msgspec.Struct, frozen=True):
         column, objects = self._column, self.snapshot.objects
         number, length = int(column.objects_at(self.sample)), int(column.lengths_at(self.sample))
         if length == objects.sizes[number] or not is_read_directly(objects.keys[number]):
-            return self.url
-        return f"--offset {int(column.offsets_at(self.sample))} --length {length} {self.url}"
+            return shlex.quote(self.url)
+        return f"--offset {int(column.offsets_at(self.sample))} --length {length} {shlex.quote(self.url)}"
 
     def _command(self) -> str:
         return f"mesh replay {self.plan.hash} {self.position} --epoch {self.epoch}"

@@ -105,11 +105,12 @@ def test_where_every_row_is_bad_the_ops_are_suspected(
 
 def test_an_empty_file_is_told_as_such(mesh: Mesh, s3: Any, bucket: str) -> None:
     fill(s3, bucket, 4)
-    s3.put_object(Bucket=bucket, Key="train/cat/0002.png", Body=b"")
+    s3.put_object(Bucket=bucket, Key="train/cat/a b.png", Body=b"")
     plan = mesh.plan(mesh.snapshot(f"s3://{bucket}/train")["snapshot"], on_bad="raise")["plan"]
-    told = error(mesh.raw(plan, batch=4))
+    told = error(mesh.raw(plan, batch=5))
     assert "the file is empty (0 bytes)" in told["message"]
     assert "ds.preflight()" not in told["help"]
+    assert f"mesh cat 's3://{bucket}/train/cat/a b.png' > sample" in told["help"]  # as a shell needs it
 
 
 def test_the_bytes_of_a_sample_in_a_shard_are_named(mesh: Mesh, s3: Any, bucket: str) -> None:
