@@ -72,6 +72,24 @@ CHAPTERS = {
 }
 RENAMED = {"plan": "plans", "snapshot": "snapshots"}
 """Commands by their former name, which works for one release with a warning."""
+_ADMIN = "meshd admin --help"
+ELSEWHERE = {
+    "put": "mesh cp FILE s3://BUCKET/KEY",
+    "upload": "mesh cp FILE s3://BUCKET/KEY",
+    "get": "mesh cp s3://BUCKET/KEY FILE",
+    "download": "mesh cp s3://BUCKET/KEY FILE",
+    "mv": "mesh cp SOURCE TARGET, then mesh rm SOURCE",
+    "du": "mesh stat s3://BUCKET/",
+    "status": "mesh cluster status",
+    "nodes": "mesh cluster status",
+    "datasets": "mesh snapshots ls",
+    "buckets": "mesh ls",
+    "jobs": "mesh job ls",
+    "ops": "mesh op ls",
+    "views": "mesh view ls",
+    **dict.fromkeys(("user", "users", "key", "keys", "role", "roles", "policy", "policies", "admin"), _ADMIN),
+}
+"""What does the work of commands that other programs have, and this one does not."""
 _MODULES = {name: module for chapter in CHAPTERS.values() for name, (module, _) in chapter.items()}
 
 
@@ -109,6 +127,8 @@ class Chapters(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
+            if instead := ELSEWHERE.get(error.command_name):
+                raise click.UsageError(f"No such command {error.command_name!r}: {instead}", ctx) from None
             raise click.NoSuchCommand(error.command_name, possibilities=_MODULES, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
