@@ -42,6 +42,7 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
     try:
         sock.settimeout(timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _watch_peer(sock, timeout)
         if size := _receive_buffer():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         if endpoint.scheme == "https":
@@ -54,6 +55,17 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
         sock.close()
         raise
     return sock
+
+
+def _watch_peer(sock: socket.socket, timeout: float) -> None:
+    """Have the kernel end a connection to a machine that has not answered for the timeout, in seconds. The
+    timeouts of reads alone begin anew with each signal that this process handles.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with contextlib.suppress(OSError, AttributeError):  # AttributeError: unknown on this platform
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(timeout / 2)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(timeout / 8)))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(timeout * 1000)))
 
 
 def _connect(host: str, port: int, timeout: float) -> socket.socket:

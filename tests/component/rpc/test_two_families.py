@@ -88,3 +88,16 @@ def _recorded(connect: Any, tried: list[str]) -> Any:
         await connect(sock, address)
 
     return recorded
+
+
+@pytest.mark.parametrize(("timeout", "idle"), [(3.0, 1), (0.2, 1), (60.0, 30)])
+def test_the_kernel_notices_a_machine_that_is_gone(timeout: float, idle: int) -> None:
+    """Each signal that a process handles begins the time limit of a read anew: with five a second, reads from
+    a machine without power did not end."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        closing(open_socket(Endpoint("http", *server.getsockname()), timeout, 1.0)) as sock,
+    ):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == idle
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == timeout * 1000
