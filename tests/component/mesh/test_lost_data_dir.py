@@ -76,8 +76,12 @@ def test_a_disk_of_another_node_is_not_used(tmp_path: Path) -> None:
         mesh.stop("n2")
         before = mesh["n2"].args
         mesh["n2"].args = (*before, *disks["n1"])
+        with pytest.raises(DaemonFailedError, match="n1/disk is in use by another meshd"):
+            mesh.up("n2")
+        mesh.stop("n1")
         with pytest.raises(DaemonFailedError, match="disk is a disk of node n1, and this is n2: mount each"):
             mesh.up("n2")
+        mesh.up("n1")
         mesh["n1"].client().create_bucket(Bucket=BUCKET)
         mesh["n2"].args = before
         mesh.up("n2")

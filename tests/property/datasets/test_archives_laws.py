@@ -61,7 +61,11 @@ async def _put(store: MemoryStore, key: str, data: bytes) -> Record:
     return await writer.commit(Meta(hashlib.md5(data).hexdigest()))
 
 
-@given(files, st.lists(st.booleans(), min_size=8, max_size=8), st.binary(max_size=60), st.binary(max_size=99))
+# `zipfile` itself cannot read an archive whose comment has the signature of the end of one.
+comments = st.binary(max_size=60).filter(lambda comment: b"PK\x05\x06" not in comment)
+
+
+@given(files, st.lists(st.booleans(), min_size=8, max_size=8), comments, st.binary(max_size=99))
 @settings(max_examples=40, deadline=None)
 def test_zips_are_read_as_zipfile_reads_them(
     packed: dict[str, bytes], wide: list[bool], comment: bytes, before: bytes
