@@ -59,7 +59,7 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
 
 def _watch_peer(sock: socket.socket, timeout: float) -> None:
     """Have the kernel end a connection to a machine that has not answered for the timeout, in seconds. The
-    timeouts of reads alone begin anew with each signal that this process handles.
+    timeouts of reads alone begin again with each signal that this process handles.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: unknown on this platform
