@@ -18,7 +18,7 @@ INDEX_FULL: Final = (
 """What clients, and nodes that need this one for a write, are told of an IndexFullError."""
 INDEX_MAP_FULL: Final = (
     "The index of this node has reached its limit, the setting `index-map`. Set a higher one and restart the "
-    "node: deleting objects does not help."
+    "node; until then, deletions may fail, too."
 )
 """The same of an IndexMapFullError."""
 
@@ -53,7 +53,8 @@ class IndexFullError(DiskFullError):
 
 
 class IndexMapFullError(IndexFullError):
-    """The index has the size of its map (`index-map`), whatever space its file system has."""
+    """The index has the size of its map (`index-map`), whatever space its file system has. Deletions may
+    fail, too, because they write pages."""
 
     told: ClassVar[str] = INDEX_MAP_FULL
 

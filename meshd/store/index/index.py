@@ -16,12 +16,7 @@ import msgspec
 
 from meshd.errors import OWN_FILES
 from meshd.store.disks.layout import FORMAT
-from meshd.store.errors import (
-    DiskFailedError,
-    FormatError,
-    IndexFullError,
-    IndexMapFullError,
-)
+from meshd.store.errors import DiskFailedError, FormatError, IndexFullError, IndexMapFullError
 from meshd.store.index.change_log import ChangeLog, RecordedTable
 from meshd.store.index.checkpoint import OpeningPin, read_checkpoint
 from meshd.store.index.data_file_table import DataFileTable
@@ -44,7 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from meshd.config import StoreSettings
-    from meshd.store.errors import DiskFullError
     from meshd.store.records import DiskStats, EntryPage, Page, StoreChanges, VersionPage
 
 
@@ -347,7 +341,7 @@ def _translate_errors() -> Iterator[None]:
         raise _store_error_from(error) from error
 
 
-def _store_error_from(error: lmdb.Error) -> DiskFullError | DiskFailedError:
+def _store_error_from(error: lmdb.Error) -> IndexFullError | DiskFailedError:
     """Translates an error of an index write into a StoreError."""
     full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
