@@ -73,7 +73,7 @@ CHAPTERS = {
 RENAMED = {"plan": "plans", "snapshot": "snapshots"}
 """Commands by their former name, which works for one release with a warning."""
 _ADMIN = "meshd admin --help"
-ELSEWHERE = {
+ALTERNATIVES = {
     "put": "mesh cp FILE s3://BUCKET/KEY",
     "upload": "mesh cp FILE s3://BUCKET/KEY",
     "get": "mesh cp s3://BUCKET/KEY FILE",
@@ -89,7 +89,7 @@ ELSEWHERE = {
     "views": "mesh view ls",
     **dict.fromkeys(("user", "users", "key", "keys", "role", "roles", "policy", "policies", "admin"), _ADMIN),
 }
-"""What does the work of commands that other programs have, and this one does not."""
+"""What to use instead of commands that users know from other programs."""
 _MODULES = {name: module for chapter in CHAPTERS.values() for name, (module, _) in chapter.items()}
 
 
@@ -127,8 +127,10 @@ class Chapters(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            if instead := ELSEWHERE.get(error.command_name):
-                raise click.UsageError(f"No such command {error.command_name!r}: {instead}", ctx) from None
+            if instead := ALTERNATIVES.get(error.command_name):
+                raise click.UsageError(
+                    f"No such command {error.command_name!r}. Use: {instead}", ctx
+                ) from None
             raise click.NoSuchCommand(error.command_name, possibilities=_MODULES, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -42,7 +42,7 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
     try:
         sock.settimeout(timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _watch_peer(sock, timeout)
+        _set_peer_timeout(sock, timeout)
         if size := _receive_buffer():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
         if endpoint.scheme == "https":
@@ -57,9 +57,10 @@ def open_socket(endpoint: Endpoint, timeout: float, connect_timeout: float) -> s
     return sock
 
 
-def _watch_peer(sock: socket.socket, timeout: float) -> None:
-    """Have the kernel end a connection to a machine that has not answered for the timeout, in seconds. The
-    timeouts of reads alone begin again with each signal that this process handles.
+def _set_peer_timeout(sock: socket.socket, timeout: float) -> None:
+    """Have the kernel close a connection whose peer has not acknowledged anything for `timeout` seconds.
+
+    SO_RCVTIMEO does not suffice: it restarts with each signal that this process handles.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with contextlib.suppress(OSError, AttributeError):  # AttributeError: unknown on this platform

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from meshd.cli import meshd
 from meshsdk.cli import mesh
-from meshsdk.cli.command_index import ELSEWHERE
+from meshsdk.cli.command_index import ALTERNATIVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,8 +74,8 @@ def test_a_list_of_commands_leaves_no_sentence_unfinished(path: str) -> None:
 def test_what_was_meant_is_told() -> None:
     assert "Did you mean 'view'?" in CliRunner().invoke(mesh, ["vieww"]).output
     told = CliRunner().invoke(mesh, ["users"])
-    assert (told.exit_code, "No such command 'users': meshd admin --help" in told.output) == (2, True)
-    assert ELSEWHERE.keys().isdisjoint(mesh.list_commands(click.Context(mesh)))
+    assert (told.exit_code, "No such command 'users'. Use: meshd admin --help" in told.output) == (2, True)
+    assert ALTERNATIVES.keys().isdisjoint(mesh.list_commands(click.Context(mesh)))
     assert "Did you mean 'serve'?" in CliRunner().invoke(meshd, ["serv"]).output
 
 
