@@ -215,7 +215,8 @@ def to_s3_error(error: errors.StoreError, name: str = "") -> S3Error:
 def to_batch_error(error: errors.StoreError) -> BatchError:
     """Translates a store error into an error of the native API."""
     if isinstance(error, errors.IndexMapFullError):
-        what, help = "the node's index has reached its limit", "set a higher index-map and restart the node"
+        what = "the node's index has reached its limit"
+        help = "set a higher index-map and restart the node, or delete objects"
         return BatchError("Busy", what, help=help, retry_after=60)
     if isinstance(error, errors.IndexFullError):
         what, help = "the file system of the node's index is full", "free space under its --index-dir"

@@ -276,6 +276,8 @@ def measure_store(node: NodeContext) -> None:
     metrics.store_quarantined.set(stats.quarantined)
     metrics.store_live_bytes.set(stats.live_bytes)
     metrics.store_dead_bytes.set(stats.dead_bytes)
+    metrics.store_index_map_bytes.set(stats.index_map_bytes)
+    metrics.store_index_map_free_bytes.set(max(0, stats.index_map_free_bytes))
     for disk in node.settings.store.disks:
         with suppress(OSError):  # the disk fails: the health probes report it
             space = measure_disk_space(disk)

@@ -18,7 +18,7 @@ INDEX_FULL: Final = (
 """What clients, and nodes that need this one for a write, are told of an IndexFullError."""
 INDEX_MAP_FULL: Final = (
     "The index of this node has reached its limit, the setting `index-map`. Set a higher one and restart the "
-    "node; until then, deletions may fail, too."
+    "node, or delete objects."
 )
 """The same of an IndexMapFullError."""
 
@@ -53,10 +53,15 @@ class IndexFullError(DiskFullError):
 
 
 class IndexMapFullError(IndexFullError):
-    """The index has the size of its map (`index-map`), whatever space its file system has. Deletions may
-    fail, too, because they write pages."""
+    """The index has the size of its map (`index-map`), whatever space its file system has. Deletions may use
+    its reserve."""
 
     told: ClassVar[str] = INDEX_MAP_FULL
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the index has the size of index-map; set a higher one and restart the node, or delete objects"
+        )
 
 
 class NodeFullError(DiskFullError):

@@ -302,6 +302,8 @@ class StoreStats:
     disks: tuple[DiskStats, ...] = field(default=())
     versions: int = 0  # older versions and delete markers
     quarantined: int = 0  # versions whose bytes on this node are damaged
+    index_map_bytes: int = 0
+    index_map_free_bytes: int = 0
 
 
 NO_DEADLINE: Final = 1 << 100

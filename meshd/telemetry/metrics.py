@@ -355,6 +355,11 @@ store_index_file_system_bytes = latest_gauge(
     "Size of that file system in bytes: used and free, as in df.",
     "disk",
 )
+store_index_map_free_bytes = latest_gauge(
+    "meshd_store_index_map_free_bytes",
+    "Bytes by which the index may grow before `index-map` is used up and writes are rejected.",
+)
+store_index_map_bytes = latest_gauge("meshd_store_index_map_bytes", "The setting `index-map`, in bytes.")
 store_disk_rotational = latest_gauge(
     "meshd_store_disk_rotational", "1 if the disk is a rotational one, else 0.", "disk"
 )

@@ -283,6 +283,8 @@ CASES: dict[str, tuple[Series, Series]] = {
             f'meshd_store_index_file_system_bytes{{disk="/i", {AT}}}': "100x240",
             f'meshd_store_disk_free_bytes{{disk="/d", {AT}}}': "2x240",
             f'meshd_store_disk_bytes{{disk="/d", {AT}}}': "100x240",
+            f"meshd_store_index_map_free_bytes{{{AT}}}": "6x240",
+            f"meshd_store_index_map_bytes{{{AT}}}": "100x240",
         },
     ),
     "ShardmeshDiskFills": (
@@ -480,6 +482,13 @@ MORE: list[tuple[str, Series]] = [
             'mesh_operator_unserved_pods_total{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_leading{pod="o-2"}': "_x100 1x140",
+        },
+    ),
+    (  # its setting, whatever space its file system has
+        "ShardmeshIndexFull",
+        {
+            f"meshd_store_index_map_free_bytes{{{AT}}}": "4x240",
+            f"meshd_store_index_map_bytes{{{AT}}}": "100x240",
         },
     ),
     (  # a mesh beside one that is a hundred times as busy, in the same Prometheus

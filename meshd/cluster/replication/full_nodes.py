@@ -87,7 +87,7 @@ def _full(node_id: str, why: BaseException | None) -> str:
     if told == INDEX_MAP_FULL:
         return (
             f"The index of node {node_id}, which this write needs, has reached its limit, the setting "
-            "`index-map`: set a higher one there and restart that node; until then, deletions may fail, too"
+            "`index-map`: set a higher one there and restart that node, or delete objects"
         )
     if told == INDEX_FULL:
         return (

@@ -63,6 +63,10 @@ _PROBE: Final = bytes(4096)
 _INDEX_FULL: Final = (
     "holds the index and is full: the node refuses writes; free space there (ShardmeshIndexFull)"
 )
+_INDEX_MAP_FULL: Final = (
+    "the index has the size of index-map: the node refuses writes; set a higher one and restart the node, or "
+    "delete objects (ShardmeshIndexFull)"
+)
 _EXCHANGED: Final = (
     "another disk was mounted in its place: the node has stopped; mount the right one, and start it again"
 )
@@ -215,6 +219,8 @@ class DiskHealthMonitor:
         path = self._index.path
         if silent := self._silence(path):
             found.append(DiskState(str(path), False, f"holds the index and {silent}"))
+        elif self._index.map_free_space() <= 0:
+            found.append(DiskState(str(path), True, _INDEX_MAP_FULL))
         elif self._is_index_full(path):
             found.append(DiskState(str(path), True, _INDEX_FULL, *_file_system_usage(path)))
         return found

@@ -32,6 +32,7 @@ from meshd.store.errors import (
     DiskFullError,
     ExhaustedError,
     IndexFullError,
+    IndexMapFullError,
     StaleEpochError,
     StoreClosedError,
     StoreError,
@@ -99,6 +100,15 @@ class _Ticket(msgspec.Struct, eq=False):
 
 def _only_documents(group: list[_Ticket]) -> bool:
     return all(ticket.mutation.bucket == RESERVED_BUCKET for ticket in group)
+
+
+def _split_retries(group: list[_Ticket], error: Exception) -> tuple[list[_Ticket], list[_Ticket]]:
+    """Divides a group that has failed into the mutations that fail with it and those that are attempted again
+    in smaller groups: deletions for which the index had too few free pages together."""
+    if not isinstance(error, IndexMapFullError) or len(group) == 1:
+        return group, []
+    again = [each for each in group if each.error is None and not each.mutation.needs_free_space]
+    return [each for each in group if each.error is not None or each.mutation.needs_free_space], again
 
 
 def _resolve(tickets: list[_Ticket]) -> None:
@@ -222,6 +232,7 @@ class Committer:
             durable=self._durable,
             keep_tombstones=self._keep_tombstones,
         )
+        again: list[_Ticket] = []
         try:
             if self._bounds_unsynced:
                 self._await_checkpoint()
@@ -234,6 +245,7 @@ class Committer:
                 self._commit_plain(batch, group)
         except Exception as error:
             batch.roll_back()
+            group, again = _split_retries(group, error)
             self._fail_group(group, error)
         else:
             batch.finish_commit()
@@ -242,6 +254,9 @@ class Committer:
         if any(isinstance(each.error, DiskFullError) and each.error.__cause__ is not None for each in group):
             release_reserves(self._disks.with_index(self._index.path))  # met by a write: deletes must go on
         self._resolve_futures(group)
+        for part in again[: len(again) // 2], again[len(again) // 2 :]:
+            if part:
+                self._commit(part)
 
     def _await_checkpoint(self) -> None:
         """Waits while disks are slower than writers, so that what is acknowledged but not synced is bounded;
@@ -324,16 +339,20 @@ class Committer:
         now = self._clock.monotonic()
         if not puts or not self._disks.roots or now < self._ample_until:
             return
-        appended, least = 0, sys.maxsize
+        appended, least, ample = 0, sys.maxsize, True
         for reserves, tickets in itertools.groupby(puts, lambda each: reserves_kept(each.mutation.bucket)):
             index_room = index_free_space(str(self._index.path), reserves)
             index_full = index_room <= 0
             index_apart = index_full and not is_on_disk(self._index.path, self._disks.roots.values())
+            map_room = self._index.map_free_space(reserves)
             room = batch.free_space.largest_free(reserves)
             least = min(least, index_room, room)
+            ample = ample and map_room > min(_AMPLE_BYTES, self._index.map_bytes // 2)
             for ticket in tickets:
                 fits = appended + ticket.mutation.data_bytes < room
-                if index_full and (index_apart or fits):
+                if map_room <= 0:
+                    ticket.error = IndexMapFullError()
+                elif index_full and (index_apart or fits):
                     ticket.error = IndexFullError(
                         f"the file system of the index is nearly full; free space under {self._index.path}"
                     )
@@ -341,7 +360,7 @@ class Committer:
                     ticket.error = DiskFullError("the disks are nearly full; delete objects or add a disk")
                 else:
                     appended += ticket.mutation.data_bytes
-        if least > _AMPLE_BYTES:
+        if ample and least > _AMPLE_BYTES:
             self._ample_until = now + self._space_check_seconds
 
     # segments and numbers ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import lmdb
 import msgspec
@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record).decode
 
+_META_PAGES: Final = 2
+_MAP_RESERVES: Final = 4 << 20, 160 << 20
+"""Bytes of the map that writes leave free, least and most. Deletions need them: each adds to the log of
+changes and to the tombstones before a page is empty, and LMDB reuses it two transactions later."""
+_MAP_RESERVE_SHARE: Final = 40
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.InvalidError,
@@ -76,7 +81,7 @@ class Index:
             Index(path, map_bytes=map_bytes).close()  # synced: there is no checkpoint to go back to
         if not readonly:
             make_directory(path)
-        self.path = path
+        self.path, self.map_bytes = path, map_bytes
         self._pin: OpeningPin | None = None
         try:
             self.env = lmdb.open(
@@ -127,23 +132,29 @@ class Index:
 
     def _open_tables(self, readonly: bool) -> None:
         create = not readonly
-        self.meta = self.env.open_db(b"meta", create=create)
+        self._databases: list[Any] = []
+        self.meta = self._open_database(b"meta", create)
         version = self.get_meta("format")
         if version is not None and version > FORMAT:
             raise FormatError(
                 f"the index at {self.path} has format {version}, this meshd knows {FORMAT}; upgrade meshd"
             )
-        self.objects = RecordedTable(self.env.open_db(b"objects", create=create))
-        older = OrderedTable(self.env.open_db(b"versions", create=create))
-        nulls = OrderedTable(self.env.open_db(b"nulls", create=create))
+        self.objects = RecordedTable(self._open_database(b"objects", create))
+        older = OrderedTable(self._open_database(b"versions", create))
+        nulls = OrderedTable(self._open_database(b"nulls", create))
         self.versions = Versions(self.objects, older, nulls)
-        self.quarantine = OrderedTable(self.env.open_db(b"quarantine", create=create))
-        self.tombstones = OrderedTable(self.env.open_db(b"graves", create=create))
-        uploads = OrderedTable(self.env.open_db(b"uploads", create=create))
-        self.uploads = Uploads(uploads, self.env.open_db(b"parts", create=create))
-        files = self.env.open_db(b"files", create=create)
-        self.files = DataFileTable(files, self.env.open_db(b"unsynced", create=True) if create else None)
-        self.change_log = ChangeLog(self.env.open_db(b"changes", create=True)) if create else None
+        self.quarantine = OrderedTable(self._open_database(b"quarantine", create))
+        self.tombstones = OrderedTable(self._open_database(b"graves", create))
+        uploads = OrderedTable(self._open_database(b"uploads", create))
+        self.uploads = Uploads(uploads, self._open_database(b"parts", create))
+        files = self._open_database(b"files", create)
+        self.files = DataFileTable(files, self._open_database(b"unsynced", True) if create else None)
+        self.change_log = ChangeLog(self._open_database(b"changes", True)) if create else None
+
+    def _open_database(self, name: bytes, create: bool) -> Any:
+        database = self.env.open_db(name, create=create)
+        self._databases.append(database)
+        return database
 
     @classmethod
     def open(cls, settings: StoreSettings, *, readonly: bool = False) -> Index:
@@ -161,6 +172,22 @@ class Index:
         """Returns the size of the index on disk in bytes."""
         info = self.env.info()
         return int(self.env.stat()["psize"] * (info["last_pgno"] + 1))
+
+    def map_free_space(self, reserves: int = 1) -> int:
+        """Returns the bytes by which the pages in use may grow within the map (`index-map`) above its
+        reserve, or above 1/`reserves` of it; negative if the reserve is in use. Pages that were freed count
+        as free, also those that an open transaction still needs."""
+        page = self.env.stat()["psize"]
+        used = self.env.info()["last_pgno"] + 1
+        if used > self.map_bytes // page // 2:  # the file never shrinks: count the pages of the tables
+            with self._begin() as txn:
+                tables = [self.env.stat(), *(txn.stat(database) for database in self._databases)]
+            used = _META_PAGES + sum(
+                table[kind] for table in tables for kind in ("branch_pages", "leaf_pages", "overflow_pages")
+            )
+        least, most = _MAP_RESERVES
+        reserve = min(max(self.map_bytes // _MAP_RESERVE_SHARE, least), most)
+        return int(self.map_bytes - used * page - reserve // reserves)
 
     def sync_pages(self) -> None:
         """Makes all pages durable, whatever this index does at its commits (blocking). Raises OSError."""
@@ -330,6 +357,8 @@ class Index:
                 disks=disks,
                 versions=self.versions.older.count(txn),
                 quarantined=self.quarantine.count(txn),
+                index_map_bytes=self.map_bytes,
+                index_map_free_bytes=self.map_free_space(),
             )
 
 
@@ -346,7 +375,7 @@ def _store_error_from(error: lmdb.Error) -> IndexFullError | DiskFailedError:
     full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or "No space left" in str(error)
     metrics.store_disk_errors.labels("full" if full else "failed").inc()
     if isinstance(error, lmdb.MapFullError):
-        return IndexMapFullError("the index has the size of index-map; set a higher one and restart the node")
+        return IndexMapFullError()
     if full:
         return IndexFullError("the file system of the index is full; free space under --index-dir")
     return DiskFailedError(f"writing the index failed: {error}; see the kernel log, then run meshd fsck")

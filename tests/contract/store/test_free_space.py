@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import subprocess
 from contextlib import closing
@@ -16,7 +15,7 @@ from meshd.process.periodic_tasks import compact
 from meshd.store.disks.layout import reserves_kept
 from meshd.store.engine.compaction import _RESERVES_KEPT
 from meshd.store.errors import DiskFullError, IndexFullError, IndexMapFullError
-from meshd.store.records import Meta, Upload
+from meshd.store.records import Meta, Record, Upload
 from meshd.store.store import Store
 from meshd.store.tools.fsck import check_store
 from meshd.store.tools.index_rebuild import rebuild_index
@@ -231,29 +230,47 @@ def test_the_index_keeps_room_for_deletions(settings: StoreSettings, free: Free)
     run(settings, doing)
 
 
-def test_an_index_of_the_size_of_its_map_says_what_to_set(tmp_path: Path) -> None:
-    """Deletions write pages, too. Nothing that was acknowledged is lost."""
-    settings = StoreSettings.at(tmp_path, index_map_bytes=1 << 20)
+@pytest.mark.parametrize(("at_once", "about"), [(1, {"note": "n" * 9000}), (64, {})])
+def test_an_index_of_the_size_of_its_map_takes_deletions_and_then_writes_again(
+    tmp_path: Path, at_once: int, about: dict[str, str]
+) -> None:
+    """Also many deletions at once, which need more free pages than there are. What was acknowledged stays."""
+    settings = StoreSettings.at(
+        tmp_path, index_map_bytes=16 << 20, space_check_seconds=0, tombstone_seconds=3600
+    )
     kept: list[str] = []
 
+    async def put_all(store: Store, keys: list[str]) -> list[BaseException]:
+        answers = await asyncio.gather(
+            *[put_object(store, key, b"x", metadata=about) for key in keys], return_exceptions=True
+        )
+        kept.extend(key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, Record))
+        return [answer for answer in answers if isinstance(answer, BaseException)]
+
     async def fill(store: Store) -> None:
-        try:
-            for number in range(10_000):
-                await put_object(store, key := f"{number:0200}", b"x")
-                kept.append(key)
-        except IndexMapFullError:
-            await store.delete("b", kept[0])
+        for first in range(0, 100_000, at_once):
+            keys = [f"{number * 7919 % 99_991:0300}" for number in range(first, first + at_once)]
+            if refused := await put_all(store, keys):
+                break
+        assert {type(error) for error in refused} == {IndexMapFullError}
+        assert "size of index-map; set a higher one" in str(refused[0])
+        assert len(kept) > 800
+        if at_once == 1:
+            assert store.stats().index_map_free_bytes <= 0
+        kept.sort()
+        deleted = kept[: len(kept) // 2]
+        await asyncio.gather(*[store.delete("b", key) for key in deleted])
+        del kept[: len(deleted)]
+        assert store.stats().index_map_free_bytes > 1 << 20
+        assert await put_all(store, keys) == []
+        assert [key for key in deleted if store.get("b", key) is not None and key not in keys] == []
 
-    with pytest.raises(IndexMapFullError, match=r"size of index-map; set a higher one"):
-        run(settings, fill)
-    larger = dataclasses.replace(settings, index_map_bytes=1 << 24)
-
-    async def go_on(store: Store) -> None:
+    async def read(store: Store) -> None:
         assert [key for key in kept if store.get("b", key) is None] == []
-        await put_object(store, "another", b"x")
 
-    run(larger, go_on)
-    assert check_store(larger).clean
+    run(settings, fill)
+    run(settings, read)
+    assert check_store(settings).clean
 
 
 @pytest.mark.parametrize("size", [700, LARGE])

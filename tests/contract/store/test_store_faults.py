@@ -152,7 +152,7 @@ def test_an_object_that_does_not_fit_is_refused_at_once(settings: StoreSettings)
 
 
 def test_a_full_index_is_a_full_disk(settings: StoreSettings) -> None:
-    small = StoreSettings.at(settings.data_dir, index_map_bytes=1 << 20)
+    small = StoreSettings.at(settings.data_dir, index_map_bytes=6 << 20)
 
     async def fill(store: Store) -> None:
         for number in range(5000):

@@ -117,8 +117,11 @@ def test_a_write_that_failed_is_not_logged(tmp_path: Path) -> None:
         assert store.changes_since(seen, "b") == StoreChanges(store.revision(), ("l",))
 
 
-def test_a_log_that_does_not_fit_leaves_out_no_acknowledged_write(tmp_path: Path) -> None:
+def test_a_log_that_does_not_fit_leaves_out_no_acknowledged_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An entry is written in the transaction of its commit: the index takes both or neither."""
+    monkeypatch.setattr("meshd.store.index.index._MAP_RESERVES", (0, 0))
     settings = StoreSettings.at(tmp_path, index_map_bytes=1 << 20)
     acknowledged = set[str]()
 

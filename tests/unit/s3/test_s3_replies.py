@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_as_such() -> None:
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
     assert "--index-dir" in refusal.message
     assert "deleting objects does not help" in refusal.message
-    refusal = to_s3_error(errors.IndexMapFullError("no room"))
+    refusal = to_s3_error(errors.IndexMapFullError())
     assert (refusal.code, refusal.status) == ("InsufficientStorage", 507)
     assert "`index-map`" in refusal.message
 
