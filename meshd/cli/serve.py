@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshd.config import ConfigError, load_settings
+from meshd.config.options import OPTIONS
 from meshd.errors import DirectoryInUseError
 from meshd.process.data_dir import prepare_data_dir
 from meshd.process.run_dir import prepare_run_dir
@@ -61,7 +62,24 @@ pair (which is also reloaded when it changes) and reopens the audit log.
 """
 
 
-@click.command(epilog=_EXAMPLE)
+class _ServeCommand(click.Command):
+    """A command that tells where a setting without a flag is set."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            option = OPTIONS.get(error.option_name.removeprefix("--"))
+            if option is None:
+                raise
+            raise click.UsageError(
+                f"{option.name} is a setting without a flag: set {option.env}, or `{option.name}: …` in the "
+                "--config file",
+                ctx,
+            ) from None
+
+
+@click.command(cls=_ServeCommand, epilog=_EXAMPLE)
 @click.option("--data-dir", metavar="DIR", help="Directory of the node's data; created if missing.")
 @click.option(
     "--disk", multiple=True, metavar="DIR", help="Directory for data files, one per disk; repeatable."

@@ -174,6 +174,12 @@ def test_bad_settings_end_with_code_2_and_one_line(
     assert len(outcome.stderr.splitlines()) == 1
 
 
+def test_a_setting_without_a_flag_says_where_it_is_set(tmp_path: Path) -> None:
+    outcome = refused("--data-dir", str(tmp_path), "--index-map", "1GiB")
+    assert outcome.returncode == 2
+    assert "set MESHD_INDEX_MAP, or `index-map: …` in the --config file" in outcome.stderr
+
+
 def test_one_root_key_alone_is_refused(tmp_path: Path) -> None:
     outcome = refused("--data-dir", str(tmp_path), env={"MESHD_ROOT_SECRET_KEY": "onlythesecret"})
     assert outcome.returncode == 2
