@@ -91,6 +91,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             f"meshd_rebalance_applied_total{{{AT}}}": "0x240",
             f"meshd_rebalance_rounds_total{{{AT}}}": "3x240",
             'meshd_rebalance_applied_total{instance="n2:9000"}': grows(50),
+            'meshd_rebalance_missing_bytes{instance="n2:9000"}': "90000-50x240",
         },
     ),
     "ShardmeshWritesRefused": (
@@ -482,6 +483,17 @@ MORE: list[tuple[str, Series]] = [
             'mesh_operator_unserved_pods_total{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_pods_unserved{reason="NotAdmitted", pod="o-2"}': "_x100 2x140",
             'mesh_operator_leading{pod="o-2"}': "_x100 1x140",
+        },
+    ),
+    (  # one node that others do not wait for
+        "ShardmeshMovementStuck",
+        {
+            f"meshd_cluster_rebalancing{{{AT}}}": "0x100 1x140",
+            f"meshd_rebalance_missing_bytes{{{AT}}}": "0x100 500x140",
+            f"meshd_rebalance_applied_total{{{AT}}}": "3x240",
+            'meshd_rebalance_applied_total{instance="n2:9000"}': grows(50),
+            'meshd_rebalance_rounds_total{instance="n2:9000"}': grows(1),
+            'meshd_rebalance_missing_bytes{instance="n2:9000"}': "90000-50x240",
         },
     ),
     (  # its setting, whatever space its file system has
